@@ -1,0 +1,103 @@
+"""The three tables of a run, one schema each, and nothing else.
+
+Times are microseconds UTC on the run's common axis; null where no time could be given.  Steps, ranks and values are numbers;
+bytes are MiB as nvidia-smi prints them; power is watts, temperature degrees Celsius, clocks MHz, utilization percent.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from forensics.run import Run
+
+TIME = pl.Datetime("us", "UTC")
+
+EVENTS: dict[str, pl.DataType | type[pl.DataType]] = {
+    "time": TIME,
+    "clock": pl.String,  # form of the stamp the time was read from; null = no stamp; suffix "*" = inherited from a line above
+    "source": pl.String,
+    "line": pl.Int64,
+    "host": pl.String,
+    "rank": pl.Int64,
+    "pid": pl.Int64,
+    "gpu": pl.String,
+    "severity": pl.String,
+    "kind": pl.String,
+    "signature": pl.String,
+    "fields": pl.String,  # JSON object
+    "text": pl.String,
+}
+METRICS: dict[str, pl.DataType | type[pl.DataType]] = {
+    "time": pl.Float64,  # Unix seconds while rules run; written as TIME
+    "step": pl.Float64,
+    "rank": pl.Int64,
+    "name": pl.String,
+    "value": pl.Float64,
+    "raw": pl.String,
+    "source": pl.String,
+    "line": pl.Int64,
+}
+SAMPLES: dict[str, pl.DataType | type[pl.DataType]] = {
+    "time": pl.Float64,
+    "host": pl.String,
+    "gpu": pl.String,  # index
+    "pci": pl.String,  # canonical dddd:bb:dd.f, lower case
+    "memory_used": pl.Float64,
+    "memory_total": pl.Float64,
+    "utilization": pl.Float64,
+    "temperature": pl.Float64,
+    "memory_temperature": pl.Float64,
+    "power": pl.Float64,
+    "power_limit": pl.Float64,
+    "sm_clock": pl.Float64,
+    "throttle": pl.Int64,  # bit mask of clocks_event_reasons.active
+    "ecc_uncorrected": pl.Float64,
+    "ecc_corrected": pl.Float64,
+    "pcie_gen": pl.Float64,
+    "pcie_width": pl.Float64,
+    "status": pl.String,  # the error token printed instead of values, such as "GPU is lost"
+    "source": pl.String,
+    "line": pl.Int64,
+}
+
+
+def write(run: Run, folder: Path) -> None:
+    """Write `events.parquet`, `metrics.parquet` and `samples.parquet` into `folder` (made where missing)."""
+    from forensics.files import write_whole
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in tables(run).items():
+        write_whole(folder / f"{name}.parquet", lambda path, table=table: table.write_parquet(path))
+
+
+def tables(run: Run) -> dict[str, pl.DataFrame]:
+    """The run's three tables with the documented schemas."""
+    import json
+
+    events = pl.DataFrame(
+        {
+            "time": [None if e.time is None else round(e.time * 1e6) for e in run.events],
+            "clock": [None if e.stamp is None else e.stamp.form + ("*" if e.inherited else "") for e in run.events],
+            "source": [e.source for e in run.events],
+            "line": [e.line for e in run.events],
+            "host": [e.host for e in run.events],
+            "rank": [e.rank for e in run.events],
+            "pid": [e.pid for e in run.events],
+            "gpu": [e.gpu for e in run.events],
+            "severity": [e.severity for e in run.events],
+            "kind": [e.kind for e in run.events],
+            "signature": [e.signature for e in run.events],
+            "fields": [json.dumps(e.fields, default=str, ensure_ascii=False) for e in run.events],
+            "text": [e.text for e in run.events],
+        },
+        schema={**EVENTS, "time": pl.Int64},
+    ).with_columns(pl.col("time").cast(pl.Datetime("us")).dt.replace_time_zone("UTC"))
+    out = {"events": events}
+    for name, frame, schema in (("metrics", run.metrics, METRICS), ("samples", run.samples, SAMPLES)):
+        table = frame if frame is not None else pl.DataFrame(schema=schema)
+        out[name] = table.with_columns((pl.col("time") * 1e6).round().cast(pl.Int64).cast(pl.Datetime("us")).dt.replace_time_zone("UTC"))
+    return out
