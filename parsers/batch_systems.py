@@ -1,0 +1,206 @@
+"""PBS, LSF, SGE, submitit, HTCondor and Kubernetes: why the platform ended a job.
+
+Event `platform`: fields `system` (pbs lsf k8s submitit cloud), `what` (time-limit memory preempted node-fail evicted oom
+unschedulable image deadline owner admin requeue backoff restart), `why` (the resource or the text), and codes where given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import regex
+
+from parsers.base import Context, Line, LineParser, Rows
+from parsers.exit_codes import exit_event
+
+PBS = regex.compile(
+    r"=>> PBS: job killed: (?P<what>walltime|mem|vmem|cput|ncpus|\w{1,20}) (?P<used>[\d.]{1,24})\w{0,3} ?exceeded limit (?P<limit>[\d.]{1,24})"
+)
+PBS_EXIT = regex.compile(r"\bExit_status=(?P<code>-?\d{1,6})")
+PBS_CODES = {
+    -26: "memory",
+    -27: "memory",
+    -28: "time-limit",
+    -29: "time-limit",
+    -11: "requeue",
+    -14: "requeue",
+    -15: "requeue",
+    -20: "requeue",
+    -3: "requeue",
+}
+LSF = regex.compile(r"\bTERM_(?P<term>[A-Z_]{3,30})\b(?:: (?P<text>[^.]{1,200}))?")
+LSF_TERMS = {
+    "MEMLIMIT": "memory",
+    "SWAP": "memory",
+    "RUNLIMIT": "time-limit",
+    "DEADLINE": "time-limit",
+    "WINDOW": "time-limit",
+    "CPULIMIT": "time-limit",
+    "PREEMPT": "preempted",
+    "RC_RECLAIM": "preempted",
+    "LOAD": "preempted",
+    "OWNER": "owner",
+    "FORCE_OWNER": "owner",
+    "ADMIN": "admin",
+    "FORCE_ADMIN": "admin",
+    "ZOMBIE": "node-fail",
+    "UNKNOWN": "node-fail",
+    "PROCESSLIMIT": "processes",
+    "THREADLIMIT": "processes",
+    "REQUEUE_OWNER": "requeue",
+    "REQUEUE_ADMIN": "requeue",
+}
+LSF_EXIT = regex.compile(r"^\s{0,8}(?:Exited with exit code (?P<code>\d{1,6})|Exited by signal (?P<signal>\d{1,3}))\b")
+SUBMITIT = regex.compile(
+    r"Job has (?P<what>timed out|been preempted)|Bypassing signal SIG(?P<by>\w{2,5})|Caught signal SIG(?P<caught>\w{2,5}) on|Job (?:not requeued because|requeued|was requeued)(?P<why>.{0,120})"
+)
+K8S_OOM = regex.compile(r"(?:[Rr]eason\"?\s{0,16}[:=]\s{0,16}\"?|^|\s)OOMKilled\b|OOMKilling\b|System OOM encountered")
+EVICTED = regex.compile(
+    r"The node was low on resource: \[?(?P<res>[\w-]{3,30})|(?:Reason\"?\s{0,16}[:=]\s{0,16}\"?|\s)Evicted\b|(?:[Pp]od )?ephemeral local storage usage exceeds|Usage of EmptyDir volume|Container \S{1,100} exceeded its local ephemeral storage limit|Evicting pod|EvictionThresholdMet"
+)
+DEADLINE = regex.compile(
+    r"\bDeadlineExceeded\b.{0,80}(?:Job|Pod|[Aa]ctive)|was active (?:on the node )?longer than (?:the )?specified deadline|BackoffLimitExceeded"
+)
+PREEMPT = regex.compile(
+    r"Preempted (?:by (?:pod |a pod |node|\S)|in order to admit)|PreemptionByScheduler|EvictionByEvictionAPI|\bPreempting\b.{0,60}pod"
+)
+NODE = regex.compile(
+    r"\bNodeNotReady\b|\bNodeLost\b|node\.kubernetes\.io/(?:unreachable|not-ready)|DeletionByTaintManager|TaintManagerEviction|DeletionByPodGC|TerminationByKubelet|\bNodeShutdown\b|Pod was terminated in response to imminent node shutdown|status is now: NodeNotReady"
+)
+UNSCHEDULABLE = regex.compile(
+    r"\bFailedScheduling\b|\d{1,6}/\d{1,6} nodes are available|Insufficient (?:nvidia|amd)\.com/gpu|Allocate failed due to|UnexpectedAdmissionError|OutOfnvidia\.com/gpu"
+)
+IMAGE = regex.compile(
+    r"\b(?:ErrImagePull|ImagePullBackOff|InvalidImageName|CreateContainerConfigError|CreateContainerError|FailedMount|FailedAttachVolume|RunContainerError|FailedCreatePodSandBox)\b"
+)
+EXIT = regex.compile(r"(?:Exit Code|exitCode)\"?\s{0,16}[:=]\s{0,16}\"?(?P<code>\d{1,6})")
+DOCKER = regex.compile(r"\bcontainer die\b.{0,400}exitCode=(?P<code>\d{1,4})|\"OOMKilled\": ?(?P<oom>true)")
+CLOUD = regex.compile(
+    r"[Ss]pot [Ii]nstance (?:[Ii]nterruption|termination)|instance-action.{0,40}terminate|instance will be (?:terminated|stopped|preempted)|compute\.instances\.preempted|"
+    r"(?:Instance|VM|machine|node|Node) (?:was |is being |has been )?preempted\b|Preempt (?:event|scheduled)|Scheduled ?Event.{0,80}\bPreempt\b|rebalance recommendation"
+)
+
+
+def _add(line: Line, rows: Rows, system: str, what: str, why: str | None = None, **more: Any) -> None:
+    rows.event(line, "platform", "error", fields={"system": system, "what": what, "why": why, **more})
+
+
+def _parse(line: Line, rows: Rows, context: Context) -> None:
+    text = line.text
+    if (found := PBS.search(text)) is not None:
+        what = "memory" if found["what"] in ("mem", "vmem") else "time-limit" if found["what"] in ("walltime", "cput") else "limit"
+        _add(line, rows, "pbs", what, found["what"], used=found["used"], limit=found["limit"])
+    elif (found := PBS_EXIT.search(text)) is not None:
+        code = int(found["code"])
+        if code < 0:
+            _add(line, rows, "pbs", PBS_CODES.get(code, "start-failed"), f"Exit_status={code}", code=code)
+        else:
+            exit_event(line, rows, "pbs", -(code - 256) if code > 256 else code)
+    elif (found := LSF.search(text)) is not None and found["term"] in LSF_TERMS:
+        _add(line, rows, "lsf", LSF_TERMS[found["term"]], found["text"] or f"TERM_{found['term']}")
+    elif (found := LSF_EXIT.match(text)) is not None:
+        exit_event(line, rows, "lsf", -int(found["signal"]) if found["signal"] else int(found["code"]))
+    elif ("submitit" in text or "Job has" in text or "signal SIG" in text or "requeued" in text) and (
+        found := SUBMITIT.search(text)
+    ) is not None:
+        # submitit cannot tell the two apart: it calls an early signal "preempted" and a late one "timed out".
+        what = (
+            "claimed-time-limit"
+            if found["what"] == "timed out"
+            else "claimed-preempted"
+            if found["what"]
+            else "signal"
+            if found["by"] or found["caught"]
+            else "requeue"
+        )
+        _add(line, rows, "submitit", what, (found["by"] or found["caught"] or found["why"] or "").strip() or None)
+    elif K8S_OOM.search(text):
+        _add(line, rows, "k8s", "oom", "node" if "System OOM" in text else "container")
+    elif (found := EVICTED.search(text)) is not None:
+        resource = found["res"] or (
+            "ephemeral-storage"
+            if "ephemeral" in text or "EmptyDir" in text
+            else "memory"
+            if "memory" in text.lower()
+            else "disk"
+            if "Disk" in text
+            else ""
+        )
+        _add(line, rows, "k8s", "evicted", resource or None)
+    elif (found := DEADLINE.search(text)) is not None:
+        _add(line, rows, "k8s", "backoff" if "Backoff" in found[0] else "time-limit", "deadline")
+    elif PREEMPT.search(text):
+        _add(line, rows, "k8s", "preempted", text[:160])
+    elif NODE.search(text):
+        _add(line, rows, "k8s", "node-fail", text[:160])
+    elif UNSCHEDULABLE.search(text):
+        _add(line, rows, "k8s", "unschedulable", text[:200])
+    elif IMAGE.search(text):
+        _add(line, rows, "k8s", "start-failed", text[:200])
+    elif (found := DOCKER.search(text)) is not None:
+        if found["oom"]:
+            _add(line, rows, "docker", "oom", "container")
+        else:
+            exit_event(line, rows, "docker", int(found["code"]))
+    elif (found := EXIT.search(text)) is not None:
+        exit_event(line, rows, "k8s", int(found["code"]))
+    elif CLOUD.search(text):
+        _add(line, rows, "cloud", "preempted", text[:160])
+
+
+PARSER = LineParser(
+    name="batch-systems",
+    triggers=(
+        "PBS: job killed",
+        "Exit_status=",
+        "TERM_",
+        "Exited with exit code ",
+        "Exited by signal ",
+        "Job has timed out",
+        "Job has been preempted",
+        "Bypassing signal",
+        "Caught signal SIG",
+        "requeued",
+        "OOMKill",
+        "System OOM encountered",
+        "low on resource",
+        "Evict",
+        "ephemeral local storage",
+        "ephemeral storage limit",
+        "EmptyDir",
+        "DeadlineExceeded",
+        "specified deadline",
+        "BackoffLimitExceeded",
+        "reempted",
+        "PreemptionByScheduler",
+        "Preempt ",
+        "NodeNotReady",
+        "NodeLost",
+        "node.kubernetes.io/",
+        "DeletionBy",
+        "TerminationByKubelet",
+        "NodeShutdown",
+        "imminent node shutdown",
+        "FailedScheduling",
+        "nodes are available",
+        "com/gpu",
+        "UnexpectedAdmissionError",
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "CreateContainer",
+        "RunContainerError",
+        "FailedMount",
+        "FailedAttachVolume",
+        "FailedCreatePodSandBox",
+        "Exit Code:",
+        "exitCode",
+        "container die",
+        "nstance-action",
+        "nstance Interruption",
+        "nstance interruption",
+        "nstance will be",
+        "rebalance recommendation",
+    ),
+    parse=_parse,
+    kind="scheduler",
+)

@@ -1,0 +1,144 @@
+"""Launchers other than torchrun and srun: Open MPI and Intel MPI, DeepSpeed, accelerate, torch.multiprocessing spawn, shells, docker.
+
+Events: `exit` (see parsers/exit_codes.py) and `interrupt` (fields `what`: keyboard | signal, `signal`, `target`: process | launcher).
+"""
+
+from __future__ import annotations
+
+import regex
+
+from parsers.base import Context, Line, LineParser, Rows
+from parsers.exit_codes import WORDS, exit_event
+
+MPI_SIGNAL = regex.compile(
+    r"mpirun noticed that process rank (?P<rank>\d{1,7}) with PID (?P<pid>\d{1,9}) on node (?P<host>\S{1,200}) exited on signal (?P<signal>\d{1,3})"
+)
+MPI_CODE = regex.compile(r"Process name: \[\[\d{1,9},\d{1,9}\],(?P<rank>\d{1,7})\]")
+MPI_STATUS = regex.compile(r"Exit code: {1,8}(?P<code>\d{1,9})")
+MPI_ABORT = regex.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,7}) ")
+HYDRA = regex.compile(r"=\s+RANK (?P<rank>\d{1,7}) PID (?P<pid>\d{1,9}) RUNNING AT (?P<host>\S{1,200})")
+HYDRA_BAD = regex.compile(r"=\s+(?:EXIT CODE: (?P<code>\d{1,9})|KILLED BY SIGNAL: (?P<signal>\d{1,3}))")
+DS_KILL = regex.compile(r"(?:Killing subprocess|Process) (?P<pid>\d{1,9})(?P<ok> exits successfully)?")
+DS_CODE = regex.compile(r"exits with return code = (?P<code>-?\d{1,9})")
+DS_PDSH = regex.compile(r"pdsh@(?P<me>\S{1,100}): (?P<host>[^\s:]{1,200}): ssh exited with exit code (?P<code>\d{1,9})")
+CALLED = regex.compile(
+    r"(?:subprocess\.)?CalledProcessError: Command .{0,4000}? (?:returned non-zero exit status (?P<code>\d{1,9})|died with <Signals\.(?P<signal>SIG\w+): (?P<number>\d{1,3})>)"
+)
+SPAWN = regex.compile(
+    r"(?:ProcessRaisedException|ProcessExitedException|-- Process (?P<index>\d{1,6}) terminated with the following error|process (?P<index2>\d{1,6}) terminated with (?:exit code (?P<code>-?\d{1,9})|signal (?P<signal>SIG\w+)))"
+)
+SHELL = regex.compile(
+    r"(?:line \d{1,7}:\s{1,4})?(?P<pid>\d{1,9}) (?P<word>Killed|Terminated|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating point exception|Hangup)\s{0,80}(?P<core>\(core dumped\))?(?:\s|$)"
+)
+ECHO = regex.compile(
+    r"^(?:.{0,80}?)(?:exit(?:ed)?(?: with)?[ _-]?(?:code|status)|EXIT_CODE|Exit code|exitcode|return code|rc)\s?[:=]?\s?(?P<code>-?\d{1,3})\b",
+    regex.IGNORECASE,
+)
+SIGNALS = {
+    name: number
+    for number, name in ((1, "SIGHUP"), (2, "SIGINT"), (6, "SIGABRT"), (7, "SIGBUS"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"))
+}
+SIGNAL_TEXT = regex.compile(
+    r"(?:[Rr]eceived|[Cc]aught|[Gg]ot|[Hh]andling)(?: \w+){0,3}? (?:signal[ :]{0,2})?(?:Signals\.)?(?P<name>SIG(?:TERM|INT|HUP|USR1|USR2|QUIT|XCPU))\b|"
+    r"[Ss]ignal (?:handler called with signal |received: )(?P<number>\d{1,2})\b|exiting program after receiving (?P<name2>SIG\w+)|(?P<term>Detected KeyboardInterrupt|Bypassing SIG(?P<by>\w+))"
+)
+NUMBER = {"SIGTERM": 15, "SIGINT": 2, "SIGHUP": 1, "SIGUSR1": 10, "SIGUSR2": 12, "SIGQUIT": 3, "SIGXCPU": 24}
+
+
+def _parse(line: Line, rows: Rows, context: Context) -> None:
+    text = line.text
+    if (found := MPI_SIGNAL.search(text)) is not None:
+        exit_event(
+            line,
+            rows,
+            "mpirun",
+            -int(found["signal"]),
+            rank=int(found["rank"]),
+            host=found["host"],
+            pid=int(found["pid"]) or None,
+            first_observed=True,
+        )
+    elif (found := MPI_CODE.search(text)) is not None:
+        code = next((MPI_STATUS.search(below.text) for below in context.following(3) if "Exit code" in below.text), None)
+        exit_event(line, rows, "mpirun", int(code["code"]) if code else None, rank=int(found["rank"]), first_observed=True)
+    elif (found := MPI_ABORT.search(text)) is not None:
+        exit_event(line, rows, "mpirun", None, rank=int(found["rank"]), first_observed=True, abort=True)
+    elif (found := HYDRA.search(text)) is not None:
+        bad = next((match for below in context.following(3) if (match := HYDRA_BAD.search(below.text))), None)
+        if bad:
+            code_value = -int(bad["signal"]) if bad["signal"] else int(bad["code"])
+            exit_event(
+                line, rows, "mpirun", code_value, rank=int(found["rank"]), host=found["host"], pid=int(found["pid"]), first_observed=True
+            )
+    elif (found := DS_CODE.search(text)) is not None:
+        exit_event(line, rows, "deepspeed", int(found["code"]))
+    elif (found := DS_PDSH.search(text)) is not None:
+        exit_event(line, rows, "deepspeed", int(found["code"]), host=found["host"])
+    elif "Killing subprocess" in text or "exits successfully" in text:
+        found = DS_KILL.search(text)
+        if found:
+            exit_event(line, rows, "deepspeed", 0 if found["ok"] else None, pid=int(found["pid"]), by_launcher=not found["ok"])
+    elif (found := CALLED.search(text)) is not None:
+        number = -int(found["number"]) if found["number"] else int(found["code"] or 1)
+        exit_event(line, rows, "accelerate", number)
+    elif (found := SPAWN.search(text)) is not None:
+        index = found["index"] or found["index2"]
+        number = -SIGNALS.get(found["signal"], 0) if found["signal"] else int(found["code"] or 1)
+        if index:
+            exit_event(line, rows, "spawn", number, local_rank=int(index))
+    elif (found := SHELL.search(text)) is not None and "srun: error" not in text and "process rank" not in text:
+        exit_event(line, rows, "shell", -WORDS[found["word"]], pid=int(found["pid"]), core=bool(found["core"]))
+    elif "KeyboardInterrupt" in text:
+        if text.strip() in ("KeyboardInterrupt", "KeyboardInterrupt:") or text.strip().startswith("KeyboardInterrupt: "):
+            rows.event(line, "interrupt", "warning", fields={"what": "keyboard", "signal": 2, "target": "process"})
+    elif text.strip() in ("^C", "^C^C", "^\\Quit") or text.startswith("^C") or text.rstrip().endswith("^C"):
+        rows.event(line, "interrupt", "warning", fields={"what": "keyboard", "signal": 2, "target": "terminal"})
+    elif (found := SIGNAL_TEXT.search(text)) is not None:
+        name = found["name"] or found["name2"] or (f"SIG{found['by']}" if found["by"] else None)
+        signal = NUMBER.get(name or "", int(found["number"]) if found["number"] else (2 if found["term"] else None))
+        if signal is not None:
+            rows.event(line, "interrupt", "warning", fields={"what": "signal", "signal": signal, "target": "process"})
+    elif (found := ECHO.match(text)) is not None and len(text) < 200:
+        exit_event(line, rows, "shell", int(found["code"]), echo=True)
+
+
+PARSER = LineParser(
+    name="launchers",
+    triggers=(
+        "mpirun noticed that process",
+        "Process name: [[",
+        "MPI_ABORT was invoked",
+        "RUNNING AT ",
+        "exits with return code",
+        "ssh exited with exit code",
+        "Killing subprocess ",
+        "exits successfully",
+        "CalledProcessError: Command",
+        "terminated with the following error",
+        "terminated with exit code",
+        "terminated with signal",
+        " Killed",
+        " Terminated",
+        " Aborted",
+        " Segmentation fault",
+        " Bus error",
+        " Illegal instruction",
+        "KeyboardInterrupt",
+        "^C",
+        "SIGTERM",
+        "SIGINT",
+        "SIGHUP",
+        "SIGUSR",
+        "SIGXCPU",
+        "handler called with signal",
+        "exit code",
+        "exit status",
+        "Exit code",
+        "EXIT_CODE",
+        "exitcode=",
+        "exit_code",
+        "return code",
+    ),
+    parse=_parse,
+    kind="train",
+)
