@@ -17,6 +17,7 @@ import json
 import pickle
 import pickletools
 import re
+import reprlib
 from typing import Any
 
 from parsers.base import FileParser, Head, Line, Rows, Source
@@ -128,8 +129,6 @@ def _operation(entry: dict[str, Any], members: list[int]) -> list[Any]:
         op = name.split(":", 1)[-1]
     sizes = [_clip(entry.get(key)) for key in ("input_sizes", "output_sizes", "input_dtypes")]
     state = str(entry.get("state") or "")[:20]
-    if entry.get("retired") is True or entry.get("time_discovered_completed_ns"):
-        state = "completed" if entry.get("time_discovered_completed_ns") else state
     seq = _number(entry.get("collective_seq_id", entry.get("seq_id")))
     return [
         seq,
@@ -143,9 +142,13 @@ def _operation(entry: dict[str, Any], members: list[int]) -> list[Any]:
     ]
 
 
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict, _REPR.maxstring, _REPR.maxother = 3, 24, 24, 4, 60, 60
+
+
 def _clip(value: Any) -> str:
-    text = json.dumps(value, default=str) if value is not None else ""
-    return text if len(text) <= 200 else text[:200] + "…"
+    """A short text of a nested list; bounded however deep or shared the value is."""
+    return "" if value is None else _REPR.repr(value).replace("'", "")[:200]
 
 
 def _group_names(content: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, str]:

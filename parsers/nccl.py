@@ -126,7 +126,7 @@ def _details(body: str, name: str) -> dict[str, Any]:
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:
     text = line.text[:LIMIT]
-    state: dict[Any, Any] = context.state  # type: ignore[assignment]
+    state: dict[Any, Any] = context.state
     if found := _VERSION.search(text):
         key = ("version", found["lib"], found["version"])
         if key not in state and len(state) < 20_000:
