@@ -1,0 +1,265 @@
+"""Robust statistics for short, noisy training series (standard library only, bounded work).
+
+Training curves have heavy tails, NaN, rounding and a few dozen to a few million readings; so: medians instead of means,
+spread from the median absolute deviation, and long series are looked at through at most `BUCKETS` bucket medians.
+Nothing here raises on NaN, infinity or empty input.  Fewer than `MIN_POINTS` finite readings decide nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MIN_POINTS = 8  # below this a median absolute deviation says nothing
+BUCKETS = 1500
+GAUSS = 1.4826  # MAD of a normal distribution times this is its standard deviation
+
+
+@dataclass(slots=True, frozen=True)
+class Departure:
+    """A series that left its recent level for good.
+
+    `index`: first reading beyond `threshold` that stays so (position in the list given).  `baseline` and `sigma`: level and
+    noise of the readings before it.  `final`: level of the last tenth.  `worst`: position of the most extreme reading.
+    """
+
+    index: int
+    baseline: float
+    sigma: float
+    threshold: float
+    final: float
+    worst: int
+
+    @property
+    def factor(self) -> float:
+        """Final level over baseline (infinite where the baseline is 0)."""
+        return self.final / self.baseline if self.baseline else math.inf
+
+    @property
+    def strength(self) -> float:
+        """Distance of the final level from the baseline in noise units."""
+        return abs(self.final - self.baseline) / self.sigma if self.sigma else math.inf
+
+
+@dataclass(slots=True, frozen=True)
+class Spike:
+    """Readings `start`..`end` (inclusive) far above their neighbours; `recovered`: the level came back after them."""
+
+    start: int
+    end: int
+    peak: float
+    baseline: float
+    recovered: bool
+
+
+def finite(values: Sequence[float]) -> list[float]:
+    """The finite values, in order."""
+    return [v for v in values if math.isfinite(v)]
+
+
+def median(values: Sequence[float]) -> float:
+    """Median of the finite values; NaN when there are none."""
+    ordered = sorted(v for v in values if math.isfinite(v))
+    if not ordered:
+        return math.nan
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Nearest-rank quantile of the finite values; NaN when there are none."""
+    ordered = sorted(v for v in values if math.isfinite(v))
+    if not ordered:
+        return math.nan
+    return ordered[min(len(ordered) - 1, max(0, round(share * (len(ordered) - 1))))]
+
+
+def mad_sigma(values: Sequence[float]) -> float:
+    """Standard deviation estimated from the median absolute deviation; 0 for constant or empty input."""
+    centre = median(values)
+    if math.isnan(centre):
+        return 0.0
+    return GAUSS * median([abs(v - centre) for v in values if math.isfinite(v)])
+
+
+def noise(values: Sequence[float]) -> float:
+    """Standard deviation of the reading-to-reading noise, blind to slow trends (from first differences)."""
+    clean = finite(values)
+    return mad_sigma([b - a for a, b in zip(clean, clean[1:], strict=False)]) / math.sqrt(2) if len(clean) > 2 else 0.0
+
+
+def std(values: Sequence[float]) -> float:
+    """Plain standard deviation of the finite values (the guide's H1 asks for this one)."""
+    clean = finite(values)
+    if len(clean) < 2:
+        return 0.0
+    mean = math.fsum(clean) / len(clean)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in clean) / len(clean))
+
+
+def looks_rounded(values: Sequence[float], decimals: int = 3) -> bool:
+    """Every finite value has at most `decimals` decimals (verl up to 0.4 prints so): a 0 may then be a small number."""
+    scale = 10.0**decimals
+    clean = finite(values)
+    return bool(clean) and all(abs(v * scale - round(v * scale)) < 1e-6 * max(1.0, abs(v * scale)) for v in clean if abs(v) < 1e9)
+
+
+def thin(values: Sequence[float], limit: int = BUCKETS) -> tuple[list[float], list[int]]:
+    """At most `limit` bucket medians of the finite values, with the position of each bucket's first value."""
+    places = [i for i, v in enumerate(values) if math.isfinite(v)]
+    if len(places) <= limit:
+        return [values[i] for i in places], places
+    size = -(-len(places) // limit)
+    heads = places[::size]
+    return [median([values[i] for i in places[n : n + size]]) for n in range(0, len(places), size)], heads
+
+
+def theil_sen(values: Sequence[float], at: Sequence[float] | None = None, limit: int = 150) -> float:
+    """Median of pairwise slopes (per unit of `at`, else per reading); 0 when there are fewer than two readings."""
+    pairs = [(float(i) if at is None else at[i], v) for i, v in enumerate(values) if math.isfinite(v)]
+    if at is not None:
+        pairs = [(x, y) for x, y in pairs if math.isfinite(x)]
+    if len(pairs) > limit:
+        step = (len(pairs) - 1) / (limit - 1)
+        pairs = [pairs[round(n * step)] for n in range(limit)]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for n, a in enumerate(pairs) for b in pairs[n + 1 :] if b[0] != a[0]]
+    return median(slopes) if slopes else 0.0
+
+
+def monotone(values: Sequence[float], limit: int = 150) -> float:
+    """Kendall's tau against time, -1 (always falling) to 1 (always rising); ties count as neither."""
+    clean, _ = thin(values, limit)
+    pairs = len(clean) * (len(clean) - 1) // 2
+    if not pairs:
+        return 0.0
+    score = sum((b > a) - (b < a) for n, a in enumerate(clean) for b in clean[n + 1 :])
+    return score / pairs
+
+
+def tail_level(values: Sequence[float]) -> float:
+    """Median of the last tenth (three readings at least)."""
+    clean = finite(values)
+    return median(clean[-max(3, min(len(clean) // 10, 50)) :])
+
+
+def departure(
+    values: Sequence[float], up: bool = True, k: float = 6.0, floor: float = 0.0, relative: float = 0.0, window: int = 40, keep: float = 0.85
+) -> Departure | None:
+    """The first reading that leaves the level of the readings before it and never comes back, or None.
+
+    A reading departs when it is more than `k` noise widths, more than `floor`, and more than `relative` times the baseline
+    beyond the median of up to `window` readings before it.  From there on at least `keep` of the readings, and the last
+    tenth, must stay beyond the threshold.  A slow drift moves the baseline along and does not count.
+    """
+    line, places = thin(values)
+    count = len(line)
+    if count < MIN_POINTS:
+        return None
+    sign = 1.0 if up else -1.0
+    flipped = [sign * v for v in line]
+    last = tail_level(flipped)
+    own_noise = noise(flipped)
+    lead = max(4, min(window, count // 5))
+    for i in range(4, count - 1):
+        before = flipped[max(0, i - window) : i]
+        base = median(before)
+        spread = max(mad_sigma(before), min(own_noise, noise(before)), 1e-9 * abs(base))
+        threshold = base + max(k * spread, floor, relative * abs(base))
+        if flipped[i] <= threshold or last <= threshold:
+            continue
+        rest = flipped[i:]
+        if len(rest) < 3 or sum(v > threshold for v in rest) < keep * len(rest):
+            continue
+        if len(before) < lead and monotone(before) > 0.8:
+            continue  # the very first readings of a ramp are no baseline
+        place = places[i]
+        if len(places) > 1 and i + 1 < count and places[i + 1] > place + 1:
+            place = next((j for j in range(place, places[i + 1]) if sign * values[j] > threshold), place)
+        worst = max(range(i, count), key=lambda j: flipped[j])
+        return Departure(place, sign * base, spread, sign * threshold, sign * last, places[worst])
+    return None
+
+
+def spikes(values: Sequence[float], k: float = 10.0, relative: float = 0.5, window: int = 30) -> list[Spike]:
+    """Excursions above the running level: beyond `k` noise widths and `relative` times the level, with what came after."""
+    line, places = thin(values)
+    found: list[Spike] = []
+    i = 4
+    while i < len(line):
+        before = line[max(0, i - window) : i]
+        base = median(before)
+        threshold = base + max(k * max(mad_sigma(before), noise(before)), relative * abs(base), 1e-12)
+        if line[i] <= threshold:
+            i += 1
+            continue
+        end = i
+        while end + 1 < len(line) and line[end + 1] > threshold:
+            end += 1
+        after = line[end + 1 : end + 1 + window]
+        half_way = base + 0.5 * (threshold - base)
+        found.append(Spike(places[i], places[end], max(line[i : end + 1]), base, len(after) >= 3 and median(after) <= max(half_way, threshold)))
+        i = end + window // 2 if end + 1 < len(line) else len(line)
+    return found
+
+
+def constant_run(values: Sequence[float], target: float | None = None, tolerance: float = 0.0) -> tuple[int, int] | None:
+    """The run of equal readings (or of readings equal to `target`) that reaches the last one: (first position, length)."""
+    clean = [(i, v) for i, v in enumerate(values) if math.isfinite(v)]
+    if not clean:
+        return None
+    wanted = clean[-1][1] if target is None else target
+    start = len(clean)
+    while start and abs(clean[start - 1][1] - wanted) <= tolerance:
+        start -= 1
+    return (clean[start][0], len(clean) - start) if start < len(clean) else None
+
+
+def trailing_nonfinite(values: Sequence[float]) -> tuple[int, int] | None:
+    """The non-finite readings that last to the end: (position of the first, how many), None when the last one is finite."""
+    i = len(values)
+    while i and not math.isfinite(values[i - 1]):
+        i -= 1
+    return (i, len(values) - i) if i < len(values) else None
+
+
+def growth(values: Sequence[float], at: Sequence[float] | None = None) -> tuple[float, float, float]:
+    """(slope per reading or unit of `at`, Kendall's tau, total rise first tenth to last tenth): steady growth has tau near 1."""
+    clean = finite(values)
+    if len(clean) < MIN_POINTS:
+        return 0.0, 0.0, 0.0
+    edge = max(3, len(clean) // 10)
+    return theil_sen(values, at), monotone(values), median(clean[-edge:]) - median(clean[:edge])
+
+
+def sawtooth(values: Sequence[float]) -> float:
+    """Share of downward steps larger than a tenth of the range: 0 for a leak's staircase, near a half for batch-length noise."""
+    clean, _ = thin(values)
+    if len(clean) < 3:
+        return 0.0
+    span = max(clean) - min(clean)
+    if not span:
+        return 0.0
+    return sum(a - b > 0.1 * span for a, b in zip(clean, clean[1:], strict=False)) / (len(clean) - 1)
+
+
+def plateau(values: Sequence[float], share: float = 0.4) -> bool:
+    """The last `share` of the readings has stopped rising: its growth is under a tenth of the growth before it."""
+    clean, _ = thin(values)
+    cut = int(len(clean) * (1 - share))
+    if cut < 4 or len(clean) - cut < 4:
+        return False
+    early = median(clean[max(0, cut - 3) : cut]) - median(clean[:3])
+    late = median(clean[-3:]) - median(clean[cut : cut + 3])
+    return early > 0 and late < 0.1 * early * share / (1 - share)
+
+
+def slope_onset(values: Sequence[float]) -> int:
+    """Position of the first reading from which on a growing series has clearly left its start (10 % of the total rise)."""
+    line, places = thin(values)
+    if len(line) < MIN_POINTS:
+        return places[0] if places else 0
+    start, end = median(line[:3]), tail_level(line)
+    limit = start + 0.1 * (end - start)
+    below = [i for i, v in enumerate(line) if (v - limit) * (1 if end >= start else -1) <= 0]
+    return places[min(len(places) - 1, (below[-1] + 1) if below else 0)]
