@@ -1,0 +1,5 @@
+"""`python -m forensics`."""
+
+from forensics.cli import main
+
+main()

@@ -1,0 +1,111 @@
+"""`analyze`: the whole way from a path to a post-mortem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forensics import engine, evidence, knowledge, verdict
+from forensics.run import Run
+
+if TYPE_CHECKING:
+    from forensics.reading import Progress, Reader
+    from forensics.report.model import PostMortem
+
+
+@dataclass
+class Report:
+    """The result of `analyze`: the facts, the findings and the verdict of one run, and its renderings."""
+
+    run: Run
+    verdict: verdict.Verdict
+    knowledge: knowledge.Knowledge
+    lang: str = "en"
+    redact: bool = True
+    model: PostMortem | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of the contract (`forensics.postmortem/1`), redacted unless asked otherwise."""
+        import json
+
+        return json.loads(self.to_json())  # type: ignore[no-any-return]
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        from forensics.report import render_json
+
+        return render_json(self._model())
+
+    def to_html(self) -> str:
+        """The post-mortem as one offline page."""
+        from forensics.report import render_html
+
+        return render_html(self._model(), self.lang)
+
+    def to_markdown(self) -> str:
+        """The same facts for a ticket, under 4,000 characters."""
+        from forensics.report import render_markdown
+
+        return render_markdown(self._model(), self.lang)
+
+    def _model(self) -> PostMortem:
+        assert self.model is not None
+        return self.model
+
+    def _repr_html_(self) -> str:
+        """Notebooks show the page in a frame of its own."""
+        import html
+
+        return f'<iframe srcdoc="{html.escape(self.to_html())}" style="width:100%;height:900px;border:0" sandbox="allow-scripts"></iframe>'
+
+
+_READERS: dict[tuple[str, ...], Reader] = {}
+
+
+def reader_for(packs: tuple[str, ...]) -> Reader:
+    """The reader for the project's knowledge and these packs, made once per process."""
+    from forensics.reading import Reader
+
+    if packs not in _READERS:
+        _READERS[packs] = Reader(knowledge.load(packs).signatures)
+    return _READERS[packs]
+
+
+def analyze(
+    path: str | Path,
+    *,
+    lang: str = "en",
+    tz: str | None = None,
+    rules: tuple[str, ...] | list[str] = (),
+    redact: bool = True,
+    progress: Progress | None = None,
+) -> Report:
+    """Analyse a run directory, file or archive.
+
+    lang: `en` or `zh`.  tz: the zone (IANA name or +HH:MM) of stamps that do not say theirs.  rules: further signature packs.
+    redact: take secrets and personal details out of every rendering.  Raises `forensics.Unusable` where there is nothing to read.
+    """
+    packs = tuple(str(pack) for pack in rules)
+    known = knowledge.load(packs)
+    reader = reader_for(packs)
+    with evidence.gather(Path(path)) as found:
+        run = reader.read(found, tz, progress)
+        findings = engine.judge(run, known)
+        result = verdict.decide(run, findings, known)
+        report = Report(run, result, known, lang, redact)
+        from forensics.postmortem import build
+
+        report.model = build(run, result, known, found, redact=redact)
+    return report
+
+
+def rfc3339(seconds: float | None) -> str | None:
+    """Unix seconds as RFC 3339 in UTC; None where unknown or beyond the calendar."""
+    if seconds is None:
+        return None
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, OSError, ValueError):
+        return None

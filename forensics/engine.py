@@ -1,0 +1,87 @@
+"""Runs signatures and rules over a run and collects the findings.
+
+A signature's confirmed lines become one finding: the earliest line of the last episode, that is, after which training did
+not go on.  Where training went on after all of them the finding is `excluded` as survived.  A rule that fails costs a note,
+never the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import rules
+from forensics.join import went_on
+from forensics.knowledge import Knowledge
+from forensics.run import Run
+from parsers.base import Event
+from rules.base import Evidence, Finding, Signature
+
+SHOWN = 5  # places quoted per finding
+# Conditions rather than events: training goes on under them, so going on does not clear them.
+LASTING_LAYERS = frozenset({"data", "model", "reward"})
+LASTING = frozenset(
+    "infra/gpu-thermal infra/gpu-slow infra/gpu-power infra/silent-data-corruption comms/straggler training/slow-step data/slow-dataloader "
+    "infra/cuda-mismatch infra/driver-mismatch training/lr-schedule training/loss-divergence training/loss-nan training/gpu-memory-leak "
+    "training/optimizer-state training/loss-scale-overflow".split()
+)
+
+
+def judge(run: Run, knowledge: Knowledge) -> list[Finding]:
+    """All findings of signatures and rules, in order of time; also kept in `run.findings`."""
+    findings = list(signature_findings(run, knowledge))
+    run.findings = findings
+    for rule in rules.load():
+        try:
+            for finding in rule.judge(run):
+                finding.covers = finding.covers or rule.covers
+                findings.append(finding)
+        except Exception as error:
+            findings.append(
+                Finding(rule.id, "undecided", None, "context", 0.0, "info", needs=f"the rule failed: {type(error).__name__}: {error}", covers=rule.covers)
+            )
+    findings.sort(key=lambda f: (f.time is None, f.time or 0.0))
+    run.findings = findings
+    return findings
+
+
+def signature_findings(run: Run, knowledge: Knowledge) -> Iterable[Finding]:
+    """One finding per signature that was confirmed."""
+    by_signature: dict[str, list[Event]] = {}
+    for event in run.events:
+        if event.signature:
+            by_signature.setdefault(event.signature, []).append(event)
+    for name, events in by_signature.items():
+        signature = knowledge.by_id.get(name)
+        if signature is not None:
+            yield _finding(run, signature, events)
+
+
+def _finding(run: Run, signature: Signature, events: list[Event]) -> Finding:
+    layer = (signature.cause or "").partition("/")[0]
+    lasting = layer in LASTING_LAYERS or signature.cause in LASTING or signature.role in ("context", "stop", "done", "recovery", "precursor")
+    final = events if lasting else [e for e in events if not went_on(run, e.source, e.line, e.time)]
+    survived = not final
+    shown = (final or events)[:SHOWN]
+    first = shown[0]
+    count = len(events) + sum(int(e.fields.get("left_out", 0)) for e in events)
+    ranks = sorted({e.rank for e in final or events if e.rank is not None})
+    finding = Finding(
+        rule=signature.id,
+        outcome="excluded" if survived else "found",
+        cause=signature.cause,
+        role="recovery" if survived else signature.role,
+        weight=signature.weight,
+        severity="info" if survived or signature.role in ("context", "symptom", "done", "stop") else "error",
+        time=first.time,
+        evidence=[Evidence(e.source, e.line, e.text[:400], e.time) for e in shown],
+        rank=first.rank,
+        host=first.host,
+        gpu=first.gpu,
+        pid=first.pid,
+        ranks=ranks[:64] if len(ranks) <= 64 else [],
+        covers=signature.covers,
+        facts={**first.fields, "survived": survived},
+        count=count,
+        title=signature.title,
+    )
+    return finding

@@ -1,0 +1,195 @@
+"""What lines of several files say together: which rank is which process, host and GPU, and how far training got."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import polars as pl
+
+from forensics.run import RankInfo, Run
+from parsers.base import Event
+from rules.base import Evidence
+
+# Metrics that only a training step prints; validation, memory and throughput lines also appear while training is stuck.
+STEP_METRICS = frozenset(
+    "loss grad_norm learning_rate policy_loss value_loss reward kl entropy reward_std kl_loss step_time loss_scale accuracy "
+    "reward_chosen reward_rejected reward_margin epoch response_length".split()
+)
+
+
+def short(host: str) -> str:
+    """A host name without its domain (addresses stay whole)."""
+    return host if re.fullmatch(r"[\d.:]+", host) else host.partition(".")[0]
+
+
+def hosts_and_ranks(run: Run) -> None:
+    """Join ranks, processes, hosts and GPUs from whichever lines tell them."""
+    named: Counter[str] = Counter()
+    for event in run.events:
+        if event.host:
+            event.host = short(event.host)
+            named[event.host] += 1
+    _file_hosts(run, named)
+    process_rank = _process_ranks(run)
+    for path, info in run.files.items():
+        if info.rank is None:
+            ranks = {e.rank for e in run.events if e.source == path and e.rank is not None and e.kind not in ("exit", "slurm")}
+            if len(ranks) == 1 and ("attempt_" in path or len(run.files) > 2):
+                info.rank = ranks.pop() if _one_rank_file(path) else None
+    for event in run.events:
+        info = run.files[event.source]
+        if event.host is None:
+            event.host = info.host
+        if event.rank is None and event.pid is not None:
+            event.rank = process_rank.get((event.host, event.pid), process_rank.get((None, event.pid)))
+        if event.rank is None and event.kind not in ("exit", "slurm", "xid", "oom_kill"):
+            event.rank = info.rank
+        _note_rank(run, event)
+    sizes = [int(v) for v in (run.fact("world_size"), run.fact("nranks")) if _whole(v)]
+    sizes += [int(e.fields["nranks"]) for e in run.kind("nccl_comm") if _whole(e.fields.get("nranks"))]
+    if run.ranks:
+        sizes.append(max(run.ranks) + 1)
+    run.world_size = max(sizes) if sizes else None
+    hosts = {r.host for r in run.ranks.values() if r.host} | {i.host for i in run.files.values() if i.host}
+    run.hosts = sorted(hosts)
+
+
+def _file_hosts(run: Run, named: Counter[str]) -> None:
+    """Keep a host that a path names only where something supports it; take a file's own lines where they agree on one."""
+    per_file: dict[str, Counter[str]] = {}
+    for event in run.events:
+        if event.host and event.kind not in ("slurm",):
+            per_file.setdefault(event.source, Counter())[event.host] += 1
+    for path, info in run.files.items():
+        words = re.split(r"[/.]", path)
+        told = next((host for host in named if host in words or any(host == w or w.startswith(f"{host}-") for w in words)), None)
+        if told:
+            info.host = told
+            continue
+        in_folder = info.host is not None and info.host in path.split("/")[:-1]
+        if info.host and not in_folder and not {"kernel", "gpu"} & set(info.kinds) and named and info.host not in named:
+            info.host = None
+        if info.host is None and per_file.get(path) and "kernel" in info.kinds:
+            host, count = per_file[path].most_common(1)[0]
+            if count >= 0.8 * sum(per_file[path].values()):
+                info.host = host
+
+
+def _one_rank_file(path: str) -> bool:
+    return bool(re.search(r"attempt_\d+/\d+/|rank|worker", path))
+
+
+def _process_ranks(run: Run) -> dict[tuple[str | None, int], int]:
+    """(host, pid) -> global rank; with host None where the pid is unique."""
+    found: dict[tuple[str | None, int], int] = {}
+    largest: dict[tuple[str | None, int], int] = {}
+    for event in run.kind("nccl_comm"):
+        rank, size = event.fields.get("rank", event.rank), event.fields.get("nranks")
+        if event.pid is not None and _whole(rank) and _whole(size):
+            key = (event.host, event.pid)
+            if int(size) >= largest.get(key, 0):
+                largest[key] = int(size)
+                found[key] = int(rank)
+    for event in run.events:
+        if event.kind != "nccl_comm" and event.rank is not None and event.pid is not None:
+            found.setdefault((event.host, event.pid), event.rank)
+    by_pid: dict[int, set[int]] = {}
+    for (_, pid), rank in found.items():
+        by_pid.setdefault(pid, set()).add(rank)
+    found.update({(None, pid): next(iter(ranks)) for pid, ranks in by_pid.items() if len(ranks) == 1})
+    return found
+
+
+def _note_rank(run: Run, event: Event) -> None:
+    if event.rank is None or event.rank < 0 or event.rank > 1_000_000:
+        return
+    info = run.ranks.get(event.rank)
+    if info is None:
+        info = run.ranks[event.rank] = RankInfo(event.rank)
+    if event.host and info.host is None:
+        info.host = event.host
+    if event.pid is not None and event.kind in ("exit", "nccl_comm") and len(info.pids) < 8:
+        info.pids.add(event.pid)
+    if event.time is not None and not event.inherited and (info.last_time is None or event.time > info.last_time):
+        info.last_time = event.time
+    local = event.fields.get("local_rank")
+    if info.local_rank is None and _whole(local):
+        info.local_rank = int(local)
+    if event.kind == "nccl_comm":
+        if info.gpu is None and _whole(event.fields.get("cudaDev")):
+            info.gpu = str(event.fields["cudaDev"])
+        info.pci = info.pci or event.fields.get("pci")
+    elif event.kind == "exit":
+        info.exit = info.exit or _exit(event)
+    elif event.kind in ("watchdog_timeout", "pg_status"):
+        seq = event.fields.get("seq") or event.fields.get("last_completed")
+        op = event.fields.get("op")
+        info.last_collective = " ".join(str(part) for part in (op, seq) if part is not None) or info.last_collective
+    if info.first_error is None and event.severity in ("error", "fatal") and event.kind != "exit":
+        info.first_error = Evidence(event.source, event.line, event.text[:200], event.time)
+
+
+def _exit(event: Event) -> str | None:
+    signal, code = event.fields.get("signal"), event.fields.get("exitcode")
+    return str(signal) if signal else f"exit {code}" if code is not None else None
+
+
+def _whole(value: Any) -> bool:
+    try:
+        return value is not None and 0 <= int(value) < 10_000_000
+    except (TypeError, ValueError):
+        return False
+
+
+def progress(run: Run) -> None:
+    """First and last instants, the last step, and the last sign that training moved."""
+    best: tuple[float, int, str, int] | None = None
+    frame = run.metrics
+    steps: list[float] = []
+    if frame is not None and frame.height:
+        training = frame.filter(pl.col("name").is_in(list(STEP_METRICS)))
+        if training.height:
+            last = training.group_by("source", maintain_order=True).last()
+            for row in last.iter_rows(named=True):
+                key = (row["time"] if row["time"] is not None else float("-inf"), training.height, row["source"], row["line"])
+                best = max(best, key) if best else key
+            top = training["step"].drop_nulls()
+            if top.len():
+                steps.append(float(top[-1]))
+    for event in run.kind("progress"):
+        step = event.fields.get("step")
+        if isinstance(step, (int, float)) and not steps:
+            steps.append(float(step))
+        key = (event.time if event.time is not None else float("-inf"), 0, event.source, event.line)
+        if best is None or (key[0] > best[0] or (key[2] == best[2] and key[3] > best[3])):
+            best = key
+    if best:
+        run.last_progress = best[0] if best[0] != float("-inf") else None
+        run.last_progress_at = Evidence(best[2], best[3], "", run.last_progress)
+    run.last_step = steps[-1] if steps else None
+    train = [event.time for event in run.events if event.time is not None and "train" in run.files[event.source].kinds]
+    if frame is not None and frame.height:
+        train += [t for t in (frame["time"].min(), frame["time"].max()) if t is not None]  # type: ignore[misc]
+    firsts = [i.first_time for i in run.files.values() if "train" in i.kinds and i.first_time is not None]
+    lasts = [i.last_time for i in run.files.values() if "train" in i.kinds and i.last_time is not None]
+    run.started = min([*train, *firsts], default=None)
+    run.ended = max([*train, *lasts], default=None)
+
+
+def settings(run: Run) -> None:
+    """Facts named `setting.*` become the run's settings, the first value of each."""
+    for key, _, value, _ in run.facts:
+        if key.startswith("setting."):
+            run.settings.setdefault(key[8:], value)
+
+
+def went_on(run: Run, source: str, line: int, time: float | None) -> bool:
+    """Whether training progressed after this place: later in the same file, or clearly later by the clock."""
+    at = run.last_progress_at
+    if at is None:
+        return False
+    if at.file == source:
+        return at.line > line
+    return time is not None and run.last_progress is not None and run.last_progress > time + 5.0

@@ -1,0 +1,159 @@
+"""Evidence -> Run: every file read by what recognises it, put on one clock, joined over ranks and hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import parsers
+from forensics import blocks, join
+from forensics.clock import align
+from forensics.evidence import Evidence, Member, is_text
+from forensics.run import Run
+from forensics.scan import Matcher, Scan
+from forensics.tables import metric_frame, sample_frame
+from parsers.base import FileParser, Rows, Source
+from parsers.prefixes import survey
+from rules.base import Signature
+
+if TYPE_CHECKING:
+    from forensics.clock import Clocks
+
+SMALL = 4 << 20  # below this a file is searched on the spot: a thread hand-over costs more than it saves
+Progress = Callable[[str, int, int], None]  # (path, bytes done, bytes in all)
+
+KIND_SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("kernel", re.compile(r"(?:^|\s)kernel: |^(?:<\d+>)?\[\s*\d+\.\d{6}\](?!\d)|^\w+\s*:\w+\s*: \[|^\d+,\d+,\d+,[-c]|NVRM: |^\[\w{3} \w{3}\s+\d+ \d\d:\d\d:\d\d \d{4}\] (?!\[?(?:INFO|WARN|ERROR))|^\[(?:\w{3} ?\d\d? \d\d:\d\d|\s*\+\d+\.\d{6})\] |^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d ")),
+    ("nccl", re.compile(r"\bNCCL (?:INFO|WARN|TRACE|CALL|version)\b")),
+    ("scheduler", re.compile(r"slurmstepd|^srun: |^sbatch: |JobId=\d+|JobIDRaw|\bslurmctld\b|\bMESSAGE\b.*\bREASON\b|^\s*(?:Type\s+Reason\s+Age|LAST SEEN)")),
+)
+
+
+@dataclass
+class Reader:
+    """Reads runs with one set of signatures and parsers (building it costs more than reading a small run)."""
+
+    signatures: Sequence[Signature]
+    threads: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))
+
+    def __post_init__(self) -> None:
+        line_parsers, self.file_parsers = parsers.load()
+        self.matcher = Matcher(self.signatures, line_parsers)
+
+    def read(self, evidence: Evidence, zone: str | None = None, progress: Progress | None = None) -> Run:
+        """The run's facts.  `zone` names the time zone of stamps that do not say theirs."""
+        total = sum(member.info.size for member in evidence.members)
+        done = 0
+        rows: dict[str, Rows] = {}
+        with ThreadPoolExecutor(self.threads) as pool:
+            for member in evidence.members:
+                if progress:
+                    progress(member.path, done, total)
+                rows[member.path] = self._file(member, pool)
+                done += member.info.size
+        run = Run(evidence.name)
+        run.files = {member.path: member.info for member in evidence.members}
+        clocks = align(rows, run.files, zone)
+        assemble(run, rows, clocks)
+        if progress:
+            progress("", total, total)
+        return run
+
+    def _file(self, member: Member, pool: ThreadPoolExecutor) -> Rows:
+        rows = Rows(member.path)
+        info = member.info
+        claimed = self._claim(member)
+        if claimed is not None:
+            info.kinds = (claimed.kind,)
+            try:
+                claimed.parse(Source(member.path, lambda: blocks.open_plain(member.real)), rows)
+            except (ValueError, OSError, EOFError) as error:
+                rows.note(f"read as {claimed.name}, but damaged: {error}")
+            except Exception as error:
+                rows.note(f"the {claimed.name} reader failed ({type(error).__name__}: {error})")
+        elif not is_text(member.head.data):
+            info.used = False
+            info.notes.append("binary, of no kind that is read here")
+            return rows
+        if claimed is None or claimed.scan:
+            self._scan(member, rows, pool, claimed)
+        info.notes.extend(rows.notes)
+        return rows
+
+    def _claim(self, member: Member) -> FileParser | None:
+        best, parser = 0.5, None
+        for candidate in self.file_parsers:
+            try:
+                sure = candidate.recognises(member.head)
+            except Exception:  # a recogniser that trips over odd bytes does not recognise them
+                continue
+            if sure > best:
+                best, parser = sure, candidate
+        return parser
+
+    def _scan(self, member: Member, rows: Rows, pool: ThreadPoolExecutor, claimed: FileParser | None) -> None:
+        info = member.info
+        lines = member.head.text.splitlines()[:600]
+        kinds = set(kinds_of(lines))
+        scan = Scan(self.matcher, rows, frozenset(kinds), survey(lines))
+        with blocks.open_plain(member.real) as stream:
+            scan.run(blocks.blocks(stream, on_error=rows.note), pool if info.size >= SMALL else None)
+        info.lines = scan.lines
+        info.stamped = scan.stamped
+        kinds.update(kind for kind, count in scan.seen_kinds.items() if count)
+        if rows.metrics:
+            kinds.add("train")
+        if not kinds - {"nccl", "scheduler"} and not (kinds and len(lines) > 20):
+            kinds.add("train")
+        info.kinds = tuple(sorted(kinds | ({claimed.kind} if claimed else set())))
+
+
+def kinds_of(lines: Sequence[str]) -> list[str]:
+    """The kinds of source whose lines make up a good part of a sample."""
+    counts: Counter[str] = Counter()
+    written = [line for line in lines if line.strip()]
+    for line in written:
+        for kind, pattern in KIND_SIGNS:
+            if pattern.search(line[:400]):
+                counts[kind] += 1
+                break
+    return [kind for kind, count in counts.items() if count >= max(1, 0.3 * len(written))]
+
+
+def assemble(run: Run, rows: dict[str, Rows], clocks: Clocks) -> None:
+    """Fill the run from what the parsers found: times, tables, ranks, hosts, progress, settings."""
+    run.clocks = clocks.list
+    order = {path: number for number, path in enumerate(run.files)}
+    for path, found in rows.items():
+        for event in found.events:
+            event.time = clocks.time(path, event.stamp, event.line) if event.stamp else None
+        run.events.extend(found.events)
+        run.facts.extend((key, path, value, line) for key, value, line in found.facts)
+    fill_times(run.events)
+    run.events.sort(key=lambda e: (e.time if e.time is not None else float("inf"), order.get(e.source, 0), e.line))
+    run.metrics = metric_frame(rows, clocks)
+    run.samples = sample_frame(rows, clocks, run.files)
+    join.hosts_and_ranks(run)
+    join.progress(run)
+    join.settings(run)
+
+
+def fill_times(events: list) -> None:
+    """Events of a file before its first stamp take that stamp's time: they cannot be later."""
+    by_file = defaultdict(list)
+    for event in events:
+        by_file[event.source].append(event)
+    for group in by_file.values():
+        group.sort(key=lambda e: e.line)
+        first = next((e.time for e in group if e.time is not None), None)
+        if first is not None:
+            for event in group:
+                if event.time is None:
+                    event.time, event.inherited = first, True
+                else:
+                    break

@@ -1,0 +1,373 @@
+"""One pass over a text file: literals found by an automaton, and Python objects only for the lines that hold one.
+
+The automaton runs over whole blocks with the interpreter lock released, so the next block is searched on another core while
+this one's lines are read.  Signatures and parsers' triggers share the automaton.  What one literal may cost is bounded: past
+`FLOOD` lines of one file only the first and last few of each block are looked at, and the rest are counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import ahocorasick_rs
+import regex
+
+from forensics.blocks import Block
+from forensics.stamps import find_stamp
+from parsers.base import Context, Event, Line, LineParser, Rows, Stamp
+from parsers.prefixes import Style, clean, strip
+from rules.base import Signature
+
+FLOOD = 4_000  # lines of one file per literal that are read one by one before thinning sets in
+EDGE = 6  # lines per block, at each end, that are read of a sparse or flooding literal
+KEPT = 120  # confirmed lines per signature and file that are kept, at each end
+TEXT = 32 << 10  # bytes of one segment that are looked at
+REACH = 64 << 10  # bytes around a block's edges that stay visible
+BACK = 300  # lines searched upwards for a stamp
+TIMEOUT = 0.25  # seconds for one pattern on one line: a user's own pattern cannot hang us
+
+KERNEL_LINE = re.compile(r"(?:^|\s)kernel:|NVRM: |^\[\s*\d+\.\d{6}\]|^\w+\s*:\w+\s*: \[|SXid|^\d+,\d+,\d+,[-c]")
+
+
+@dataclass
+class Matcher:
+    """All literals in one automaton, and what each is for."""
+
+    signatures: Sequence[Signature]
+    parsers: Sequence[LineParser]
+
+    def __post_init__(self) -> None:
+        self.literals: list[bytes] = []
+        self.uses: list[tuple[list[int], list[int]]] = []  # literal -> (signatures, parsers)
+        self.sparse: set[int] = set()
+        index: dict[bytes, int] = {}
+
+        def place(text: str) -> int:
+            literal = text.encode()
+            if literal not in index:
+                index[literal] = len(self.literals)
+                self.literals.append(literal)
+                self.uses.append(([], []))
+            return index[literal]
+
+        for number, signature in enumerate(self.signatures):
+            for text in signature.literals:
+                self.uses[place(text)][0].append(number)
+        dense: set[int] = set()
+        for number, parser in enumerate(self.parsers):
+            for text in parser.triggers:
+                at = place(text)
+                dense.add(at)
+                if number not in self.uses[at][1]:
+                    self.uses[at][1].append(number)
+            for text in parser.sparse:
+                at = place(text)
+                self.sparse.add(at)
+                if number not in self.uses[at][1]:
+                    self.uses[at][1].append(number)
+        self.sparse -= dense
+        self.patterns: dict[int, Any] = {}
+
+    @cached_property
+    def automaton(self) -> ahocorasick_rs.BytesAhoCorasick:
+        return ahocorasick_rs.BytesAhoCorasick(self.literals, implementation=ahocorasick_rs.Implementation.DFA)
+
+    def search(self, data: bytes) -> list[tuple[int, int, int]]:
+        """(literal, start, end) of every occurrence, overlapping ones too."""
+        return self.automaton.find_matches_as_indexes(data, overlapping=True)  # type: ignore[no-any-return]
+
+    def confirm(self, number: int, text: str) -> dict[str, str] | None:
+        """Named groups where the signature's pattern stands in the text, None where it does not."""
+        signature = self.signatures[number]
+        if not signature.pattern:
+            return {}
+        pattern = self.patterns.get(number)
+        if pattern is None:
+            pattern = self.patterns[number] = regex.compile(signature.pattern)
+        try:
+            match = pattern.search(text, timeout=TIMEOUT, concurrent=False)
+        except TimeoutError:
+            return None
+        return None if match is None else {k: v for k, v in match.groupdict().items() if v is not None}
+
+
+@dataclass
+class Scan:
+    """State of one file while it is read."""
+
+    matcher: Matcher
+    rows: Rows
+    kinds: frozenset[str]
+    style: Style
+    lines: int = 0
+    bytes: int = 0
+    counts: Counter[int] = field(default_factory=Counter)  # hits per literal
+    confirmed: Counter[int] = field(default_factory=Counter)  # per signature
+    late: dict[int, deque[Event]] = field(default_factory=dict)
+    seen_kinds: Counter[str] = field(default_factory=Counter)
+    states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    carry: Stamp | None = None
+    carry_line: int = 0
+    tried: int = 0
+    stamped: int = 0
+    before: bytes = b""
+
+    def run(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> None:
+        """Read all blocks of the file."""
+        for block, hits, following in _searched(blocks, self.matcher, pool):
+            self.block(block, hits, following)
+        for number, events in self.late.items():
+            self.rows.events.extend(events)
+            dropped = self.confirmed[number] - KEPT - len(events)
+            if dropped > 0 and events:
+                events[-1].fields["left_out"] = dropped
+
+    def block(self, block: Block, hits: list[tuple[int, int, int]], following: Block | None) -> None:
+        """Read the lines of one block that hold a literal."""
+        data = block.data
+        self.lines = block.first_line + block.lines - (1 if data.endswith(b"\n") else 0)
+        self.bytes += len(data)
+        reader = _Reader(self, block, following)
+        if hits:
+            hits = self._thinned(hits)
+        at, number = 0, block.first_line
+        end_of_segment, group = -1, set()
+        begin = 0
+        for literal, start, stop in hits:
+            if start < end_of_segment:
+                group.add(literal)
+                continue
+            if group:
+                self._segment(reader, begin, end_of_segment, number, group)
+            begin = max(data.rfind(b"\n", 0, start), data.rfind(b"\r", 0, start), start - TEXT // 2) + 1
+            number += data.count(b"\n", at, begin)
+            at = begin
+            end_of_segment = _segment_end(data, stop)
+            group = {literal}
+        if group:
+            self._segment(reader, begin, end_of_segment, number, group)
+        # The last stamp of the block serves the next one's first lines.
+        end_line = block.first_line + block.lines
+        reader.inherit(len(data), end_line)
+        self.before = data[-REACH:]
+
+    def _thinned(self, hits: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        per_literal = Counter(hit[0] for hit in hits)
+        thin = set()
+        for literal, count in per_literal.items():
+            self.counts[literal] += count
+            if (literal in self.matcher.sparse or self.counts[literal] > FLOOD) and count > 2 * EDGE:
+                thin.add(literal)
+        if thin:
+            seen: Counter[int] = Counter()
+            kept = []
+            for hit in hits:
+                literal = hit[0]
+                if literal in thin:
+                    seen[literal] += 1
+                    if EDGE < seen[literal] <= per_literal[literal] - EDGE:
+                        continue
+                kept.append(hit)
+            hits = kept
+        hits.sort(key=lambda hit: hit[1])
+        return hits
+
+    def _segment(self, reader: _Reader, begin: int, end: int, number: int, literals: set[int]) -> None:
+        line = reader.line(begin, end, number)
+        context: Context | None = None
+        signatures: set[int] = set()
+        parsers: set[int] = set()
+        for literal in literals:
+            to_signatures, to_parsers = self.matcher.uses[literal]
+            signatures.update(to_signatures)
+            parsers.update(to_parsers)
+        before = len(self.rows.events)
+        metrics = len(self.rows.metrics)
+        for which in sorted(parsers):
+            parser = self.matcher.parsers[which]
+            context = Context(
+                lambda limit, end=end, number=number: reader.following(end, number, limit, line),
+                lambda limit, begin=begin, number=number: reader.preceding(begin, number, limit, line),
+                self.states.setdefault(which, {}),
+            )
+            try:
+                parser.parse(line, self.rows, context)
+            except Exception as error:
+                self.rows.note(f"the {parser.name} reader failed on line {number} ({type(error).__name__}: {error}); the line was left out")
+            if len(self.rows.events) > before or len(self.rows.metrics) > metrics:
+                before, metrics = len(self.rows.events), len(self.rows.metrics)
+                if parser.kind:
+                    self.seen_kinds[parser.kind] += 1
+        for which in sorted(signatures):
+            signature = self.matcher.signatures[which]
+            if not self._applies(signature, line):
+                continue
+            groups = self.matcher.confirm(which, line.text)
+            if groups is None and line.full != line.text:
+                groups = self.matcher.confirm(which, line.full)
+            if groups is not None:
+                self._keep(which, signature, line, groups)
+
+    def _applies(self, signature: Signature, line: Line) -> bool:
+        if "any" in signature.sources or not signature.sources or not self.kinds:
+            return True
+        if not self.kinds.isdisjoint(signature.sources) or "text" in self.kinds:
+            return True
+        is_kernel = bool(KERNEL_LINE.search(line.full))
+        return "kernel" in signature.sources if is_kernel else "train" in signature.sources and "kernel" not in self.kinds
+
+    def _keep(self, which: int, signature: Signature, line: Line, groups: dict[str, str]) -> None:
+        self.confirmed[which] += 1
+        event = Event(
+            "signature",
+            self.rows.source,
+            line.number,
+            line.text[:2000],
+            signature=signature.id,
+            severity="error" if signature.role in ("root", "consequence") else "info",
+            stamp=line.stamp,
+            inherited=line.inherited,
+            rank=_integer(groups.get("rank")) if "rank" in groups else line.rank,
+            host=groups.get("host") or line.host,
+            pid=_integer(groups.get("pid")) if "pid" in groups else line.pid,
+            gpu=groups.get("pci") or groups.get("gpu"),
+            fields=dict(groups),
+        )
+        if self.confirmed[which] <= KEPT:
+            self.rows.events.append(event)
+        else:
+            self.late.setdefault(which, deque(maxlen=KEPT)).append(event)
+
+
+class _Reader:
+    """Makes `Line`s from one block, with the edges of its neighbours in view."""
+
+    def __init__(self, scan: Scan, block: Block, following: Block | None):
+        self.scan = scan
+        self.block = block
+        self.after = following.data[:REACH] if following else b""
+
+    def line(self, begin: int, end: int, number: int) -> Line:
+        full = clean(self.block.data[begin : min(end, begin + TEXT)])
+        line = self._prefixed(full, number)
+        line.stamp = find_stamp(full)
+        if line.stamp is None:
+            line.stamp, line.inherited = self.inherit(begin, number), True
+            if line.stamp is None:
+                line.inherited = False
+        else:
+            self.scan.carry, self.scan.carry_line = line.stamp, number
+            self.scan.stamped += 1
+        self.scan.tried += 1
+        return line
+
+    def _prefixed(self, full: str, number: int) -> Line:
+        prefixed = strip(full, self.scan.style)
+        return Line(self.scan.rows.source, number, prefixed.text, full, prefixed.rank, prefixed.host, prefixed.pid, prefixed.actor)
+
+    def inherit(self, begin: int, number: int) -> Stamp | None:
+        """The nearest stamp above `begin`; lines between here and the last one found are tried once."""
+        scan, data = self.scan, self.block.data
+        end = data.rfind(b"\n", 0, begin)
+        line, limit = number - 1, BACK if scan.stamped or scan.tried < 400 else 12
+        while end > 0 and line > scan.carry_line and limit:
+            begin = data.rfind(b"\n", 0, end) + 1
+            piece = data[begin : min(end, begin + 400)]
+            if len(piece) > 7:
+                stamp = find_stamp(clean(piece))
+                if stamp is not None:
+                    scan.carry, scan.carry_line = stamp, line
+                    scan.stamped += 1
+                    return stamp
+            end, line, limit = begin - 1, line - 1, limit - 1
+        scan.tried += 1
+        if limit:
+            scan.carry_line = max(scan.carry_line, number - 1)
+        return scan.carry
+
+    def following(self, end: int, number: int, limit: int, of: Line) -> Iterator[Line]:
+        """Cleaned lines after the one that ends at `end`; CR segments after it on the same line come first."""
+        data = self.block.data
+        at = end
+        if data[at : at + 2] == b"\r\n":
+            at += 1
+        for offset in range(limit):
+            if at >= len(data):
+                break
+            step = data[at : at + 1] == b"\n"
+            at += 1
+            number += step
+            stop = _segment_end(data, at)
+            if at >= len(data):
+                break
+            piece = data[at : min(stop, at + TEXT)]
+            at = stop
+            if data[at : at + 2] == b"\r\n":
+                at += 1
+            yield self._neighbour(piece, number, of)
+        else:
+            return
+        if self.after:
+            for more, piece in enumerate(self.after.split(b"\n")[: limit - offset]):
+                yield self._neighbour(piece[:TEXT], self.block.first_line + self.block.lines + more, of)
+
+    def preceding(self, begin: int, number: int, limit: int, of: Line) -> Iterator[Line]:
+        """Cleaned lines above the one that begins at `begin`, nearest first."""
+        data = self.block.data
+        end = data.rfind(b"\n", 0, begin)
+        if end < 0:
+            end = -1
+        while end > 0 and limit:
+            number -= 1
+            start = data.rfind(b"\n", 0, end) + 1
+            yield self._neighbour(data[max(start, end - TEXT) : end], number, of)
+            end, limit = start - 1, limit - 1
+        if limit and self.scan.before and end <= 0:
+            for piece in reversed(self.scan.before.rstrip(b"\n").split(b"\n")[-limit:]):
+                number -= 1
+                yield self._neighbour(piece[-TEXT:], number, of)
+
+    def _neighbour(self, piece: bytes, number: int, of: Line) -> Line:
+        line = self._prefixed(clean(piece), number)
+        line.stamp, line.inherited = of.stamp, True
+        return line
+
+
+def _segment_end(data: bytes, at: int) -> int:
+    """Where the segment holding `at` ends: at LF, CR or the end."""
+    line = data.find(b"\n", at)
+    if line < 0:
+        line = len(data)
+    back = data.find(b"\r", at, line)
+    return line if back < 0 else back
+
+
+def _searched(
+    blocks: Iterator[Block], matcher: Matcher, pool: ThreadPoolExecutor | None
+) -> Iterator[tuple[Block, list[tuple[int, int, int]], Block | None]]:
+    """Each block with its hits and the block after it; with a pool, searched ahead on its threads (three in flight)."""
+    waiting: deque[tuple[Block, Callable[[], list[tuple[int, int, int]]]]] = deque()
+    for block in blocks:
+        if pool is None:
+            waiting.append((block, lambda data=block.data: matcher.search(data)))
+        else:
+            waiting.append((block, pool.submit(matcher.search, block.data).result))
+        if len(waiting) == 3:
+            done, result = waiting.popleft()
+            yield done, result(), waiting[0][0]
+    while waiting:
+        done, result = waiting.popleft()
+        yield done, result(), waiting[0][0] if waiting else None
+
+
+def _integer(text: str | None) -> int | None:
+    try:
+        return int(text) if text is not None else None
+    except ValueError:
+        return None

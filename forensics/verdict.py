@@ -1,0 +1,203 @@
+"""Findings -> one causal account: root, consequences, symptoms; layer, cause, confidence, culprit, alternatives.
+
+Each finding names a cause with a weight: how surely it would be the root if nothing explained it.  Causes have usual
+consequences (`rules/causes`).  A cause explained by another that is upstream of it, and not later on the clock beyond the
+clocks' uncertainty, is discounted by the strength of its explanation; the explanation gains a little.  What is left is
+compared, and the margin over the best cause of another layer decides how sure one may be.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from forensics.knowledge import LAYERS, Knowledge
+from forensics.run import Run
+from rules.base import Evidence, Finding
+
+FLOOR = 0.22  # below this score nothing is named
+SLACK = 3.0  # seconds by which stamps of one clock may disagree with the order of events
+DEPTH = 2  # how many steps of "leads to" explain
+
+
+@dataclass
+class Candidate:
+    """One cause with the findings that speak for it."""
+
+    cause: str
+    findings: list[Finding]
+    weight: float
+    score: float = 0.0
+    explained_by: list[str] = field(default_factory=list)
+    explains: list[str] = field(default_factory=list)
+
+    @property
+    def layer(self) -> str:
+        return self.cause.partition("/")[0]
+
+    @property
+    def lead(self) -> Finding:
+        """The finding that stands for the cause: the weightiest, the earliest among equals."""
+        top = max(f.weight for f in self.findings)
+        return min((f for f in self.findings if f.weight >= top - 0.1), key=lambda f: (f.time is None, f.time or 0.0, -f.weight))
+
+    @property
+    def time(self) -> float | None:
+        return min((f.time for f in self.findings if f.time is not None), default=None)
+
+
+@dataclass
+class Verdict:
+    """The account.  `cause` is the id within the layer, or None for unknown."""
+
+    layer: str
+    cause: str | None
+    confidence: float
+    root: Candidate | None = None
+    first: Evidence | None = None
+    rank: int | None = None
+    host: str | None = None
+    gpu: str | None = None
+    pid: int | None = None
+    ranks: list[int] = field(default_factory=list)
+    consequences: list[Candidate] = field(default_factory=list)
+    symptoms: list[Finding] = field(default_factory=list)
+    alternatives: list[Candidate] = field(default_factory=list)
+    reason: str = ""  # key of the sentence that explains none and unknown
+    features: dict[str, float] = field(default_factory=dict)
+
+
+def decide(run: Run, findings: list[Finding], knowledge: Knowledge) -> Verdict:
+    """The verdict on a run from its findings."""
+    candidates = gather(findings)
+    explain(candidates, run, knowledge)
+    ranked = sorted(candidates, key=lambda c: (-c.score, c.time is None, c.time or 0.0))
+    stops = [f for f in findings if f.outcome == "found" and f.role == "stop"]
+    done = [f for f in findings if f.outcome == "found" and f.role == "done"]
+    top = ranked[0] if ranked else None
+    if top is None or top.score < FLOOR:
+        return no_failure(run, ranked, stops, done, findings)
+    rival = next((c for c in ranked[1:] if c.layer != top.layer), None)
+    margin = top.score - (rival.score if rival else 0.0)
+    verdict = Verdict(top.layer, top.cause.partition("/")[2], 0.0, top)
+    verdict.features = {"score": top.score, "margin": margin, "findings": float(len(top.findings)), "done": float(bool(done)), "explains": float(len(top.explains))}
+    verdict.confidence = confidence(verdict.features)
+    lead = top.lead
+    verdict.first = lead.evidence[0] if lead.evidence else None
+    culprit(verdict, top, run)
+    verdict.consequences = [c for c in candidates if c is not top and top.cause in c.explained_by]
+    verdict.symptoms = [f for f in findings if f.outcome == "found" and f.role == "symptom"]
+    verdict.alternatives = [c for c in ranked if c is not top and c not in verdict.consequences][:4]
+    return verdict
+
+
+def gather(findings: list[Finding]) -> list[Candidate]:
+    """Findings that may name a cause, grouped by it."""
+    by_cause: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.outcome == "found" and finding.cause and finding.role in ("root", "consequence") and finding.cause.partition("/")[0] in LAYERS:
+            by_cause.setdefault(finding.cause, []).append(finding)
+    candidates = []
+    for cause, group in by_cause.items():
+        weight = max(f.weight for f in group)
+        # Independent sources that agree make a cause likelier; more lines of one kind do not.
+        sources = {(f.evidence[0].file if f.evidence else "", f.rule) for f in group}
+        weight = 1 - (1 - min(weight, 0.98)) * 0.85 ** (min(len(sources), 4) - 1)
+        candidates.append(Candidate(cause, group, weight))
+    for finding in findings:
+        if finding.outcome == "found" and finding.role == "precursor" and finding.cause in by_cause:
+            next(c for c in candidates if c.cause == finding.cause).weight *= 1.02
+    for candidate in candidates:
+        candidate.weight = min(candidate.weight, 0.99)
+        candidate.score = candidate.weight
+    return candidates
+
+
+def explain(candidates: list[Candidate], run: Run, knowledge: Knowledge) -> None:
+    """Discount what something upstream explains."""
+    reach = {c.cause: reachable(c.cause, knowledge) for c in candidates}
+    for effect in candidates:
+        for source in candidates:
+            if source is effect or effect.cause not in reach[source.cause]:
+                continue
+            if effect.cause in reach and source.cause in reach[effect.cause] and not earlier(source, effect, 0.0):
+                continue  # each may lead to the other: only the earlier one explains
+            if not earlier(source, effect, SLACK):
+                continue
+            strength = source.weight * (1.0 if reach[source.cause][effect.cause] == 1 else 0.8)
+            if strength < 0.25:
+                continue
+            effect.score *= 1 - 0.85 * strength
+            effect.explained_by.append(source.cause)
+            source.explains.append(effect.cause)
+    for source in candidates:
+        source.score = min(0.99, source.score * (1 + 0.04 * min(3, len(source.explains))))
+
+
+def reachable(cause: str, knowledge: Knowledge) -> dict[str, int]:
+    """Causes that this one leads to within DEPTH steps, with the number of steps."""
+    steps: dict[str, int] = {}
+    frontier = [cause]
+    for depth in range(1, DEPTH + 1):
+        found = []
+        for name in frontier:
+            entry = knowledge.causes.get(name)
+            for consequence in entry.leads_to if entry else ():
+                if consequence not in steps and consequence != cause:
+                    steps[consequence] = depth
+                    found.append(consequence)
+        frontier = found
+    return steps
+
+
+def earlier(source: Candidate, effect: Candidate, slack: float) -> bool:
+    """Whether the source is not later than the effect; unknown times do not object, unless file order does."""
+    if source.time is not None and effect.time is not None:
+        return source.time <= effect.time + slack
+    a, b = source.lead.evidence[:1], effect.lead.evidence[:1]
+    if a and b and a[0].file == b[0].file:
+        return a[0].line <= b[0].line + 200
+    return True
+
+
+def culprit(verdict: Verdict, top: Candidate, run: Run) -> None:
+    """Rank, host, GPU and process of the root, completed from one another."""
+    for finding in sorted(top.findings, key=lambda f: -f.weight):
+        verdict.rank = verdict.rank if verdict.rank is not None else finding.rank
+        verdict.host = verdict.host or finding.host
+        verdict.gpu = verdict.gpu or finding.gpu
+        verdict.pid = verdict.pid if verdict.pid is not None else finding.pid
+        verdict.ranks = verdict.ranks or finding.ranks
+    if verdict.rank is None and len(verdict.ranks) == 1:
+        verdict.rank = verdict.ranks[0]
+    if verdict.rank is not None and verdict.rank in run.ranks:
+        info = run.ranks[verdict.rank]
+        verdict.host = verdict.host or info.host
+        verdict.gpu = verdict.gpu or info.gpu
+
+
+def no_failure(run: Run, ranked: list[Candidate], stops: list[Finding], done: list[Finding], findings: list[Finding]) -> Verdict:
+    """`none` or `unknown`: nothing strong enough to name."""
+    weak = ranked[0].score if ranked else 0.0
+    if stops and max(f.weight for f in stops) >= 0.5:
+        lead = max(stops, key=lambda f: f.weight)
+        verdict = Verdict("none", "interrupted-by-user", 0.9 - weak, reason="stopped")
+        verdict.first = lead.evidence[0] if lead.evidence else None
+        return verdict
+    if done:
+        lead = max(done, key=lambda f: f.weight)
+        verdict = Verdict("none", "healthy", min(0.97, 0.95 - weak), reason="finished")
+        verdict.first = None
+        return verdict
+    bad = [f for f in findings if f.outcome == "found" and f.role in ("symptom", "consequence", "root")]
+    if not bad and (run.last_progress_at is not None or not run.events):
+        return Verdict("none", "healthy", 0.8 - weak, reason="no-fault")
+    if not bad:
+        return Verdict("none", "healthy", 0.7, reason="no-fault")
+    return Verdict("unknown", None, 0.5, reason="undecided", alternatives=ranked[:4])
+
+
+def confidence(features: dict[str, float]) -> float:
+    """Probability that the layer is right, from the score of the root and its margin over the best of another layer."""
+    z = -2.2 + 2.6 * features["score"] + 2.6 * features["margin"]
+    return round(1 / (1 + math.exp(-z)), 3)
