@@ -1,0 +1,539 @@
+"""Every stamp of a run onto one axis.
+
+A clock is what wrote one form of stamp in one file.  The reference clock is the main training log's; the common axis is its
+reading, in Unix seconds (true UTC when its zone is written or given, otherwise its wall time read as if it were UTC).
+All other clocks get an offset to it, piecewise by line, from, in this order of trust: a zone in the text; an epoch inside
+the lines (audit, rtc, Lustre); two stamps side by side; events that both sides saw (forensics.clock_votes).  Whole zone
+steps are preferred to odd offsets and no step to a step.  What cannot be told keeps offset 0 and says so.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time as _time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone
+from statistics import median
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from forensics import clock_votes as votes
+from forensics.stamps import zone_seconds
+
+if TYPE_CHECKING:
+    from forensics.run import FileInfo
+    from parsers.base import Event, Rows, Stamp
+
+STEP = 900.0  # seconds; every civil zone in use is a multiple of a quarter of an hour from UTC
+HALF_YEAR = 182 * 86_400.0
+BACKWARDS = 1.0  # seconds a kernel's clock may run backwards between processors before a new boot is assumed
+NEAR = 3600.0  # seconds around the crash within which epochs are preferred (drift is up to 1.4 s a day)
+POISON = 300.0  # an epoch that far from the majority was written before a snapshot was restored
+BASES = ("reference", "same-clock", "zone", "audit", "pair", "events", "boot", "assumed")
+
+
+@dataclass(slots=True)
+class Clock:
+    """How one file's clock was placed.
+
+    offset_s: this file's reading minus the reference clock's, None for a raw kernel log (see `zero`).  `basis` is a key:
+    reference, same-clock, zone (written in the text), audit (an epoch in the lines), pair (two stamps side by side), events
+    (things both sources saw), boot, assumed.  `facts` holds what the basis rests on.
+    """
+
+    file: str
+    form: str
+    basis: str
+    offset_s: float | None = 0.0
+    uncertainty_s: float = 0.0
+    zero: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def certain(self) -> bool:
+        """Whether order against other files may be concluded from this clock."""
+        return self.basis != "assumed" and self.uncertainty_s <= 60
+
+
+@dataclass(slots=True)
+class _Track:
+    """One clock while it is worked out: its points in line order, and offset pieces (axis - stamp.seconds) by first line."""
+
+    source: str
+    form: str
+    points: list[tuple[int, float]] = field(default_factory=list)  # (line, Stamp.seconds)
+    zones: set[float] = field(default_factory=set)
+    yearless: bool = False
+    mono: bool = False
+    precision: float = 1.0
+    group: str = "train"  # train | host
+    host: str = ""
+    metrics: int = 0
+    local: list[float] = field(default_factory=list)  # dated local readings, parallel to points
+    epochs: list[tuple[int, float, float, str]] = field(default_factory=list)  # (line, own seconds, epoch, what)
+    boots: list[int] = field(default_factory=list)  # first lines of boots
+    starts: list[int] = field(default_factory=list)
+    pieces: list[float] = field(default_factory=list)
+    clock: Clock | None = None
+
+    @property
+    def zoned(self) -> bool:
+        return bool(self.zones)
+
+
+class Clocks:
+    """The clocks of a run.  `zone` is the reference clock's offset from UTC in seconds where known."""
+
+    def __init__(self, tracks: dict[tuple[str, str], _Track], reference: tuple[str, str] | None, zone: float | None):
+        self._tracks = tracks
+        self.reference = reference
+        self.zone = zone
+        self.list: list[Clock] = _per_file(tracks)
+        self._by_file = {clock.file: clock for clock in self.list}
+
+    def time(self, source: str, stamp: Stamp | None, line: int) -> float | None:
+        """Unix seconds of a stamp that stands at `line` (or was inherited there); None when nothing places it."""
+        if stamp is None:
+            return None
+        track = self._tracks.get((source, _base(stamp.form)))
+        if track is None or not track.starts:
+            return None
+        return stamp.seconds + track.pieces[_at(track.starts, line)]
+
+    def offset_table(self, source: str, form: str) -> list[tuple[int, float]]:
+        """(first line, seconds to add to `Stamp.seconds`) pieces of one clock in line order; empty for an unknown clock."""
+        track = self._tracks.get((source, _base(form)))
+        return [] if track is None else list(zip(track.starts, track.pieces, strict=True))
+
+    def of(self, source: str) -> Clock | None:
+        """The clock of a file."""
+        return self._by_file.get(source)
+
+    def order_is_certain(self, source_a: str, source_b: str, gap_s: float) -> bool:
+        """Whether two events that far apart in two files have a sure order."""
+        if source_a == source_b:
+            return True
+        a, b = self._by_file.get(source_a), self._by_file.get(source_b)
+        return a is not None and b is not None and abs(gap_s) > a.uncertainty_s + b.uncertainty_s
+
+    def iso(self, seconds: float) -> str:
+        """An axis time as RFC 3339 on the reference clock."""
+        return _iso(seconds, self.zone)
+
+
+def align(rows: dict[str, Rows], files: dict[str, FileInfo], zone: str | None = None) -> Clocks:
+    """Place every clock of a run; `zone` (a name or `+08:00`) is the reference clock's, as the user says."""
+    tracks = _tracks(rows, files)
+    if not tracks:
+        return Clocks({}, None, None)
+    _date(tracks, files)
+    reference = _reference(tracks, files)
+    main = tracks[reference]
+    known = next(iter(main.zones)) if main.zones else None
+    if known is None and zone and main.local:
+        known = named_zone(zone, main.local[-1])
+    _place(tracks, reference, rows, files, known)
+    return Clocks(tracks, reference, known)
+
+
+def named_zone(name: str, local: float) -> float | None:
+    """Seconds east of UTC of a zone name or offset at a local time; None when there is no such zone."""
+    direct = zone_seconds(name)
+    if direct is not None:
+        return direct
+    try:
+        offset = datetime.fromtimestamp(local, UTC).replace(tzinfo=ZoneInfo(name)).utcoffset()
+    except (KeyError, ValueError, OSError, OverflowError):
+        return None
+    return None if offset is None else offset.total_seconds()
+
+
+# Collecting -------------------------------------------------------------------------------------------------------------
+
+
+def _base(form: str) -> str:
+    return form.rstrip("~")
+
+
+def _at(starts: list[int], line: int) -> int:
+    return max(0, bisect.bisect_right(starts, line) - 1)
+
+
+def _tracks(rows: dict[str, Rows], files: dict[str, FileInfo]) -> dict[tuple[str, str], _Track]:
+    """All clocks with their points in line order."""
+    tracks: dict[tuple[str, str], _Track] = {}
+    boots: dict[str, list[int]] = defaultdict(list)
+
+    def track(source: str, form: str) -> _Track:
+        key = (source, _base(form))
+        if key not in tracks:
+            tracks[key] = _Track(source, key[1])
+        return tracks[key]
+
+    def add(source: str, line: int, stamp: Stamp) -> _Track:
+        one = track(source, stamp.form)
+        one.points.append((line, stamp.seconds))
+        one.yearless |= stamp.yearless
+        one.mono |= stamp.mono
+        one.precision = max(one.precision if len(one.points) > 1 else 0.0, stamp.precision)
+        if stamp.zone is not None:
+            one.zones.add(stamp.zone)
+        return one
+
+    for source, row in rows.items():
+        for event in row.events:
+            if event.stamp is None:
+                if event.kind == "clock" and event.fields.get("what") == "boot":
+                    boots[source].append(event.line)
+                continue
+            one = add(source, event.line, event.stamp)
+            if event.kind in ("clock", "boot"):
+                if event.fields.get("what") == "boot" or event.kind == "boot":
+                    boots[source].append(event.line)
+                epoch = event.fields.get("epoch")
+                if event.kind == "clock" and isinstance(epoch, int | float) and not event.inherited:
+                    one.epochs.append((event.line, event.stamp.seconds, float(epoch), str(event.fields.get("what"))))
+        last: Any = None
+        for metric in row.metrics:
+            if metric.stamp is None:
+                continue
+            one = track(source, metric.stamp.form)
+            one.metrics += 1
+            if metric.stamp is not last:
+                add(source, metric.line, metric.stamp)
+                last = metric.stamp
+        for form, lines, seconds in votes.frame_points(row.samples):
+            one = track(source, form)
+            one.points.extend(zip(lines, seconds, strict=True))
+            one.precision = 0.001
+    for (source, _form), one in tracks.items():
+        one.points = sorted(set(one.points))
+        one.boots = sorted(set(boots.get(source, ())))
+        one.group, one.host = votes.group_of(source, one.form, rows[source], files.get(source))
+    return {key: one for key, one in tracks.items() if one.points}
+
+
+def _reference(tracks: dict[tuple[str, str], _Track], files: dict[str, FileInfo]) -> tuple[str, str]:
+    """The main training log's clock: of a training file, with most metric readings, then most stamps, then the largest file."""
+
+    def rank(key: tuple[str, str]) -> tuple[Any, ...]:
+        one, info = tracks[key], files.get(key[0])
+        kinds = info.kinds if info else ()
+        plain = not one.mono and one.form not in votes.PRINTED_DATES
+        return (one.group == "train", not one.mono, "train" in kinds, plain, one.metrics, len(one.points), info.size if info else 0, key)
+
+    return max(tracks, key=rank)
+
+
+# Years and boots --------------------------------------------------------------------------------------------------------
+
+
+def _date(tracks: dict[tuple[str, str], _Track], files: dict[str, FileInfo]) -> None:
+    """Fill `local`: dated local readings; year-less clocks take the year that brings them nearest to the run's dated stamps."""
+    dated: list[float] = []
+    for one in tracks.values():
+        if one.mono:
+            one.local = [seconds for _, seconds in one.points]
+        elif not one.yearless:
+            zone = next(iter(one.zones), 0.0)
+            one.local = [seconds + zone for _, seconds in one.points]
+            if one.group == "train":
+                dated.append(one.local[-1])
+    if not dated:
+        dated = [one.local[-1] for one in tracks.values() if one.local and not one.mono]
+    epochs = [epoch for one in tracks.values() for _, _, epoch, what in one.epochs if what != "rtc"]
+    for one in tracks.values():
+        if not one.yearless:
+            continue
+        info = files.get(one.source)
+        if dated or epochs:
+            target = median(dated or epochs)
+        elif info is not None and info.modified:
+            target = info.modified
+        else:
+            target = _time.time()
+        one.local = _with_years([seconds for _, seconds in one.points], target)
+
+
+def _with_years(seconds: list[float], target: float) -> list[float]:
+    """Readings computed in year 2000 moved to the years they mean: the last one nearest `target`, earlier ones by roll-over."""
+    year = datetime.fromtimestamp(target, UTC).year
+    last = min((year - 1, year, year + 1), key=lambda y: abs(_in_year(seconds[-1], y) - target))
+    out = [0.0] * len(seconds)
+    later = seconds[-1]
+    for index in range(len(seconds) - 1, -1, -1):
+        if seconds[index] - later > HALF_YEAR:
+            last -= 1
+        elif later - seconds[index] > HALF_YEAR:
+            last += 1
+        later = seconds[index]
+        out[index] = _in_year(later, last)
+    return out
+
+
+def _in_year(seconds: float, year: int) -> float:
+    """A reading of the year 2000 in another year; 29 February becomes 1 March where there is none."""
+    start = (datetime(year, 1, 1) - datetime(1970, 1, 1)).total_seconds()
+    within = seconds - 946_684_800.0
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    if not leap and within >= 60 * 86_400:
+        within -= 86_400
+    return start + within
+
+
+def _boot_starts(one: _Track) -> list[int]:
+    """First lines of the boots in a raw kernel log: the banner, or a stamp that runs back by more than a second."""
+    starts = {one.points[0][0]}
+    starts.update(line for line in one.boots if line > one.points[0][0])
+    for (_, before), (line, after) in zip(one.points, one.points[1:], strict=False):
+        if after < before - BACKWARDS:
+            near = [s for s in starts if 0 <= line - s <= 50 and s != one.points[0][0]]
+            if not near:
+                starts.add(line)
+    return sorted(starts)
+
+
+# Placing ----------------------------------------------------------------------------------------------------------------
+
+
+def _place(
+    tracks: dict[tuple[str, str], _Track],
+    reference: tuple[str, str],
+    rows: dict[str, Rows],
+    files: dict[str, FileInfo],
+    known: float | None,
+) -> None:
+    main = tracks[reference]
+    shift = known or 0.0  # axis = reference reading - shift
+    view = votes.View()
+    near = main.local[-1]
+    views = {key: _view_of(one, rows[one.source]) for key, one in tracks.items()}
+    # 1. The training side: clocks taken to be the reference clock unless a pair on neighbouring lines says otherwise.
+    steps: dict[tuple[str, str], tuple[float, str, float, dict[str, Any]]] = {}
+    for key, one in tracks.items():
+        if one.group == "train" and not one.mono:
+            steps[key] = (0.0, "reference" if key == reference else "same-clock", 0.0 if key == reference else one.precision, {})
+    _side_by_side(tracks, reference, steps)
+    for key, (step, *_rest) in steps.items():
+        if not tracks[key].zoned or known is not None:
+            view.add_train(views[key], -step)
+    # 2. What each host's own clock is from UTC, by epochs in its lines or a zone in its text.
+    zones = {key: _zone_of(one) for key, one in tracks.items()}
+    host_zone: dict[str, float] = {}
+    for key, one in tracks.items():
+        if one.group == "host" and (found := zones[key]) is not None and not one.mono:
+            host_zone.setdefault(one.host, found)
+    common = median(host_zone.values()) if host_zone else None
+    # 3. One zone step for all host clocks together: hosts of one cluster are set alike.
+    paired = [step for key, (step, basis, _, _) in steps.items() if basis == "pair" and tracks[key].group == "host"]
+    locals_ = [(views[key], zones[key]) for key, one in tracks.items() if one.group == "host" and not one.mono]
+    raws = [(views[key], epoch_zero) for key, one in tracks.items() if one.mono and (epoch_zero := _epoch_zero(one, near)) is not None]
+    decision = votes.decide(view, locals_, raws, common, known, paired)
+    for key, one in tracks.items():
+        if key in steps and one.group == "train":
+            continue
+        if one.mono:
+            _place_mono(one, near, decision, view, views[key], shift)
+            continue
+        zone = zones[key] if zones[key] is not None else common
+        drift, basis, spread, facts = _drift(one, near + decision.step)
+        if one.zoned or zones[key] is not None:
+            step = (zone or 0.0) - decision.reference_zone if decision.reference_zone is not None else decision.step
+        else:
+            step = votes.own_step(view, views[key], decision)
+        if key in steps and steps[key][1] == "pair":
+            step = steps[key][0]
+        basis = decision.basis if basis == "assumed" else basis
+        facts |= {"step_s": step, "votes": round(decision.margin, 2), **({"zone_s": zone} if zone is not None else {})}
+        uncertainty = max(spread, one.precision, decision.uncertainty)
+        steps[key] = (step + drift, basis, uncertainty, facts)
+    for key, (offset, basis, uncertainty, facts) in steps.items():
+        one = tracks[key]
+        if one.zoned and one.group == "train" and known is None:
+            offset = offset + next(iter(one.zones)) - (decision.reference_zone or 0.0) if key != reference else 0.0
+            basis = "zone" if key != reference else basis
+        one.clock = Clock(one.source, one.form, basis, round(offset, 3), round(uncertainty, 3), None, facts)
+        _set_pieces(one, [local - offset - shift for local in one.local])
+
+
+def _view_of(one: _Track, row: Rows) -> votes.Seen:
+    return votes.Seen.of(one.source, one.form, one.points, one.local, row)
+
+
+def _zone_of(one: _Track) -> float | None:
+    """The clock's offset from UTC: written, or the whole step between its readings and the epochs in its lines."""
+    if one.zones:
+        return next(iter(one.zones))
+    if one.mono or not one.epochs:
+        return None
+    local = dict(zip((line for line, _ in one.points), one.local, strict=True))
+    gaps = [local[line] - epoch for line, _, epoch, what in one.epochs if line in local and what != "rtc"]
+    if not gaps:
+        return None
+    step = round(median(gaps) / STEP) * STEP
+    return step if abs(median(gaps) - step) <= POISON and abs(step) <= 15 * 3600 else None
+
+
+def _drift(one: _Track, near: float) -> tuple[float, str, float, dict[str, Any]]:
+    """Seconds this clock is ahead of true time beyond its zone, from the epochs nearest the crash: (drift, basis, spread, facts)."""
+    if one.mono:
+        return 0.0, "assumed", 0.0, {}
+    zone = _zone_of(one)
+    if zone is None or not one.epochs:
+        return 0.0, "zone" if one.zones else "assumed", 1.0 if one.zones else 0.0, {}
+    local = dict(zip((line for line, _ in one.points), one.local, strict=True))
+    gaps = [(local[line], local[line] - zone - epoch) for line, _, epoch, what in one.epochs if line in local and what != "rtc"]
+    value, spread, used = _nearest(gaps, near)
+    if used == 0:
+        return 0.0, "zone" if one.zones else "assumed", 1.0, {}
+    return value, "audit", spread + one.precision, {"anchors": used, "drift_s": round(value, 3)}
+
+
+def _nearest(gaps: Iterable[tuple[float, float]], near: float) -> tuple[float, float, int]:
+    """Median of the values at the times nearest `near` without outliers: (value, spread, number used)."""
+    pairs = list(gaps)
+    if not pairs:
+        return 0.0, 0.0, 0
+    middle = median(value for _, value in pairs)
+    pairs = [pair for pair in pairs if abs(pair[1] - middle) <= POISON] or pairs
+    pairs.sort(key=lambda pair: abs(pair[0] - near))
+    close = [pair for pair in pairs if abs(pair[0] - near) <= NEAR][:9] or pairs[:3]
+    values = [value for _, value in close]
+    value = median(values)
+    return value, max(abs(v - value) for v in values), len(values)
+
+
+def _epoch_zero(one: _Track, near: float) -> float | None:
+    """UTC of monotonic second 0 of the last boot, by epochs in the lines nearest its end; None without any."""
+    if not one.mono or not one.epochs:
+        return None
+    first = _boot_starts(one)[-1]
+    gaps = [(seconds, epoch - seconds) for line, seconds, epoch, what in one.epochs if line >= first and what != "rtc"]
+    gaps = gaps or [(seconds, epoch - seconds) for line, seconds, epoch, _ in one.epochs if line >= first]
+    if not gaps:
+        return None
+    rough = median(value for _, value in gaps)
+    value, _, used = _nearest(gaps, near - rough)
+    return value if used else None
+
+
+def _place_mono(one: _Track, near: float, decision: votes.Decision, view: votes.View, seen: votes.Seen, shift: float) -> None:
+    """Pieces for each boot of a raw kernel log."""
+    starts = _boot_starts(one)
+    zone = decision.reference_zone
+    zeros: list[float | None] = []
+    basis, uncertainty = "assumed", 86_400.0
+    facts: dict[str, Any] = {}
+    for index, start in enumerate(starts):
+        stop = starts[index + 1] if index + 1 < len(starts) else 1 << 62
+        gaps = [(s, epoch - s) for line, s, epoch, what in one.epochs if start <= line < stop and what != "rtc"]
+        gaps = gaps or [(s, epoch - s) for line, s, epoch, _ in one.epochs if start <= line < stop]
+        last = index == len(starts) - 1
+        if gaps:
+            rough = median(value for _, value in gaps)
+            target = near - (zone or 0.0) - rough
+            value, spread, used = _nearest(gaps, target)
+            zeros.append(value + (zone or 0.0))
+            if last:
+                basis, uncertainty, facts = "audit", max(spread, decision.uncertainty), {"anchors": used}
+        else:
+            inside = [point for point in seen.kernel if start <= point.line < stop]
+            voted = votes.zero_by_events(view, inside)
+            zeros.append(voted[0] if voted else None)
+            if voted and last:
+                basis, uncertainty, facts = "events", voted[1], {"votes": voted[2]}
+    # A boot without anchors ends before the next one begins; the first stamp after it is the best bound there is.
+    for index in range(len(zeros) - 2, -1, -1):
+        if zeros[index] is None and zeros[index + 1] is not None:
+            stop = starts[index + 1]
+            end = max((s for line, s in one.points if starts[index] <= line < stop), default=0.0)
+            zeros[index] = (zeros[index + 1] or 0.0) - end - 60.0
+    if zeros[-1] is None:
+        end = one.points[-1][1]
+        zeros[-1] = near - end
+        facts = {"assumed": "last line at the end of the training log"}
+        for index in range(len(zeros) - 1):
+            zeros[index] = zeros[index] if zeros[index] is not None else zeros[-1]
+    one.starts = starts
+    one.pieces = [(value or 0.0) - shift for value in zeros]
+    zero = one.pieces[-1]
+    one.clock = Clock(one.source, one.form, basis, None, round(uncertainty, 3), _iso(zero, shift if shift else None), facts)
+
+
+def _side_by_side(
+    tracks: dict[tuple[str, str], _Track],
+    reference: tuple[str, str],
+    steps: dict[tuple[str, str], tuple[float, str, float, dict[str, Any]]],
+) -> None:
+    """Other clocks inside training files: a steady whole zone step between neighbouring lines is their offset."""
+    by_file: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for key, one in tracks.items():
+        if not one.mono and not one.zoned:
+            by_file[one.source].append(key)
+    for keys in by_file.values():
+        base = max((k for k in keys if k in steps), key=lambda k: (k == reference, len(tracks[k].points)), default=None)
+        if base is None:
+            continue
+        for key in keys:
+            if key == base:
+                continue
+            gaps = _neighbour_gaps(tracks[key], tracks[base])
+            if not gaps:
+                continue
+            gap = median(gaps)
+            step = round(gap / STEP) * STEP
+            # Neighbouring lines of one file are written within minutes of each other, so more than that is a zone.
+            if abs(gap - step) <= 240 and abs(step) <= 14 * 3600:
+                if step or tracks[key].group == "host":
+                    steps[key] = (step, "pair", max(tracks[key].precision, 1.0), {"pairs": len(gaps), "step_s": step})
+            elif key in steps:
+                steps[key] = (0.0, "assumed", abs(gap - step), {})
+
+
+def _neighbour_gaps(one: _Track, base: _Track) -> list[float]:
+    """Reading of `one` minus the nearest reading of `base` within a few lines above or below, at most 50."""
+    lines = [line for line, _ in base.points]
+    gaps = []
+    for (line, _), local in list(zip(one.points, one.local, strict=True))[:400]:
+        at = bisect.bisect_left(lines, line)
+        best = min((abs(lines[i] - line), base.local[i]) for i in (at - 1, at) if 0 <= i < len(lines))
+        if best[0] <= 30:
+            gaps.append(local - best[1])
+    return gaps[:50]
+
+
+def _set_pieces(one: _Track, axis: list[float]) -> None:
+    """Compress axis - stamp.seconds into pieces by line."""
+    one.starts, one.pieces = [], []
+    for (line, seconds), value in zip(one.points, axis, strict=True):
+        offset = value - seconds
+        if not one.pieces or abs(offset - one.pieces[-1]) > 1e-4:
+            one.starts.append(line)
+            one.pieces.append(offset)
+
+
+def _iso(seconds: float, zone: float | None) -> str:
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=round(seconds, 6))
+    return moment.astimezone(timezone(timedelta(seconds=zone or 0.0))).isoformat(timespec="microseconds")
+
+
+def _per_file(tracks: dict[tuple[str, str], _Track]) -> list[Clock]:
+    """One clock per file: that of the form with most stamps."""
+    best: dict[str, _Track] = {}
+    for one in tracks.values():
+        held = best.get(one.source)
+        if one.clock is not None and (held is None or _weight(one) > _weight(held)):
+            best[one.source] = one
+    return [one.clock for _, one in sorted(best.items()) if one.clock is not None]
+
+
+def _weight(one: _Track) -> tuple[bool, int]:
+    return (one.clock is not None and one.clock.basis == "reference", len(one.points))
+
+
+def events_of(rows: dict[str, Rows]) -> Iterator[Event]:
+    """All events of all files."""
+    for row in rows.values():
+        yield from row.events

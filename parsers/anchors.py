@@ -1,0 +1,57 @@
+"""Lines that tell two clocks at once, or the beginning of a clock: what forensics.clock joins the sources by.
+
+Events of kind `clock`, severity debug, with fields: `what` (audit, rtc, lustre, mce, pair, boot, date), `epoch` (Unix
+seconds in the text), `mono` (seconds since boot on the same line).  Formats: kernel audit, rtc, Lustre and machine-check
+bodies; rsyslog and journalctl lines that carry the kernel's own stamp; `date` lines that job scripts print.
+"""
+
+from __future__ import annotations
+
+import re
+
+from forensics.stamps import find_stamp, find_stamps
+from parsers.base import Context, Line, LineParser, Rows
+
+BODY = frozenset(("audit", "rtc", "lustre", "mce"))
+_BANNER = re.compile(r"(?:\]|: |^|\d\d:\d\d )\s?Linux version \d{1,2}\.\d{1,3}")
+_DATED = re.compile(
+    r"(?:[Ss]tart(?:ed|ing|s)?|[Ff]inish(?:ed)?|[Ee]nd(?:ed)?|[Bb]eg[iau]n|[Dd]ate|[Tt]ime)\b(?: (?:at|on|time|date))?\s?[:=]? "
+)
+
+
+def parse(line: Line, rows: Rows, context: Context) -> None:
+    """Add a `clock` event where the line tells more than its own stamp."""
+    full = line.full
+    own = None if line.inherited else line.stamp
+    if "Linux version " in full and _BANNER.search(full):
+        rows.event(line, "clock", "debug", fields={"what": "boot"})
+        return
+    if own is None:
+        return
+    stamps = find_stamps(full)
+    mono = next((s.seconds for s in stamps if s.mono and s is not own), None)
+    for stamp in stamps:
+        if stamp.form in BODY:
+            rows.event(line, "clock", "debug", fields={"what": stamp.form, "epoch": stamp.seconds, "mono": mono})
+            return
+    if mono is not None and not own.mono:
+        rows.event(line, "clock", "debug", fields={"what": "pair", "mono": mono})
+
+
+def parse_date(line: Line, rows: Rows, context: Context) -> None:
+    """Add a `clock` event for a line in which a job script prints the date (the clock of the host's shell)."""
+    if line.inherited or line.stamp is None or line.stamp.mono:
+        return
+    stamp = find_stamp(line.full)
+    if stamp is not None and (stamp.form.endswith("~") or _DATED.search(line.full[:120])):
+        rows.event(line, "clock", "debug", fields={"what": "date"})
+
+
+PARSER = (
+    LineParser("anchors", (" setting system clock to ", "[sent 1", " TIME 1", "Linux version "), parse, sparse=(" audit(1", "kernel: [")),
+    LineParser(
+        "dates",
+        ("tarted at ", "tart time", "tarted on ", "tarting at ", "egin at ", "nished at ", "nded at ", "nd time", "egan at "),
+        parse_date,
+    ),
+)
