@@ -17,7 +17,8 @@ KL_START = 5.0  # nats; policy and reference are the same model before the first
 KL_NEGATIVE = -1.0  # below the noise of the k1 estimator
 LOGPROB_HIGH = 0.15  # nats; a healthy difference between rollout engine and trainer is a few hundredths
 RATIO_HIGH = 0.05  # distance from 1 of a mean importance ratio or token probability error
-MISMATCH = ("logprob_diff", "importance_ratio", "rollout_probs_diff", "token_mult_prob_error", "rollout_kl", "mismatch_kl", "logprob_diff_max", "prob_diff")
+MISMATCH = ("logprob_diff", "prob_diff", "rollout_importance_ratio", "importance_ratio", "rollout_kl")
+AROUND_ONE = ("importance_ratio", "token_mult_prob_error")  # metrics whose healthy value is 1
 
 
 def _kl(run: Run) -> Series:
@@ -197,7 +198,7 @@ def judge_length(run: Run) -> Iterator[Finding]:
 def judge_mismatch(run: Run) -> Iterator[Finding]:
     """Rollout engine and trainer disagree on log-probabilities: from the first step, or drifting apart (S9 for the reference)."""
     covers = ("L2.3", "S9")
-    names = [name for name in MISMATCH if name in run.names()]
+    names = [name for name in sorted(run.names()) if name in MISMATCH or name.endswith(AROUND_ONE[1])]
     best: tuple[float, Series, int, str] | None = None
     for name in names:
         line = series(run, name)
@@ -211,9 +212,9 @@ def judge_mismatch(run: Run) -> Iterator[Finding]:
         weight, line, index, how = best
         yield found("series.policy-mismatch", "reward/policy-mismatch", line, index, weight, covers, how=how, final=short(tail_level(line.value)), start=short(line.value[0]))
         return
-    sync = series(run, "sync_gap")
-    if len(sync):
-        apart = [i for i, v in enumerate(sync.value) if abs(v) > 1.0]
+    sync, actor = series(run, "ref_logits_mean"), series(run, "actor_logits_mean")
+    if len(sync) and len(actor):
+        apart = [i for i, (a, b) in enumerate(zip(sync.value, actor.value, strict=False)) if abs(a - b) > 1.0]
         if len(apart) >= max(1, len(sync) // 2):
             yield found("series.reference-stale", "reward/policy-mismatch", sync, apart[0], 0.55, covers, how="sync", final=short(sync.value[-1]), start=short(sync.value[0]))
             return
@@ -226,7 +227,7 @@ def judge_mismatch(run: Run) -> Iterator[Finding]:
 
 def _drifts(name: str, line: Series, clean: list[float]) -> tuple[float, int, str] | None:
     """(weight, position, how) when this mismatch metric is off."""
-    around_one = name in ("importance_ratio", "token_mult_prob_error")
+    around_one = name.endswith(AROUND_ONE)
     off = [abs(v - 1) for v in clean] if around_one else clean
     early = median(off[: max(3, len(off) // 5)])
     final = tail_level(off)

@@ -181,6 +181,8 @@ def judge_preference(run: Run) -> Iterator[Finding]:
     covers = ("L1.2", "L5.1", "L5.2", "S7")
     chosen, rejected = series(run, "reward_chosen"), series(run, "reward_rejected")
     margin, accuracy = series(run, "reward_margin"), series(run, "reward_accuracy", "accuracy")
+    if "reward_chosen_std" in run.names():
+        return  # the reward-model probe, judged by judge_distributions
     if not len(margin) and not (len(chosen) and len(chosen) == len(rejected)):
         yield undecided("series.preference", "reward/margin-collapse", covers, "reward_margin")
         return
@@ -229,10 +231,10 @@ def _inverted_from(margin: Series) -> int:
 def judge_distributions(run: Run) -> Iterator[Finding]:
     """The guide's reward-model probe (`Chosen mean: m ± s`): order, overlap and spread of the two distributions (S7)."""
     covers = ("L5.1", "S7", "L2.3")
-    chosen, rejected = series(run, "chosen_mean"), series(run, "rejected_mean")
-    wide_a, wide_b = series(run, "chosen_std"), series(run, "rejected_std")
-    if not len(chosen) or not len(rejected):
-        yield undecided("series.reward-distributions", "reward/reward-inverted", covers, "chosen_mean")
+    chosen, rejected = series(run, "reward_chosen"), series(run, "reward_rejected")
+    wide_a, wide_b = series(run, "reward_chosen_std"), series(run, "reward_rejected_std")
+    if not len(chosen) or not len(rejected) or not len(wide_a):
+        yield undecided("series.reward-distributions", "reward/reward-inverted", covers, "reward_chosen_std")
         return
     count = min(len(chosen), len(rejected))
     below = [i for i in range(count) if chosen.value[i] < rejected.value[i]]

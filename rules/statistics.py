@@ -255,11 +255,11 @@ def plateau(values: Sequence[float], share: float = 0.4) -> bool:
 
 
 def slope_onset(values: Sequence[float]) -> int:
-    """Position of the first reading from which on a growing series has clearly left its start (10 % of the total rise)."""
+    """Position of the first reading from which on a growing series has clearly left its start (15 % of the total rise)."""
     line, places = thin(values)
     if len(line) < MIN_POINTS:
         return places[0] if places else 0
     start, end = median(line[:3]), tail_level(line)
-    limit = start + 0.1 * (end - start)
+    limit = start + 0.15 * (end - start)
     below = [i for i, v in enumerate(line) if (v - limit) * (1 if end >= start else -1) <= 0]
     return places[min(len(places) - 1, (below[-1] + 1) if below else 0)]
