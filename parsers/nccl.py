@@ -5,7 +5,7 @@ with `[YYYY-mm-dd HH:MM:SS] ` and from 2.30 the file is followed by `(function)`
 the rank: the rank comes from the communicator lines (`comm 0x.. rank 3 nranks 16 .. Init COMPLETE`) of the same host and process.
 
 Events: `nccl_warn` (every WARN, with `class`), `nccl_info` (INFO texts that can decide a case), `nccl_comm` (one per rank and
-state, also the map from host:pid to rank).  Facts: `version.nccl`, `nccl.network`, `nccl.env.<NAME>`.
+state, also the map from host:pid to rank), `nccl_address` (the address a host's NCCL listens on).  Facts: `version.nccl`, `nccl.network`, `nccl.env.<NAME>`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _COMM = re.compile(
 _VERSION = re.compile(r"\b(?P<lib>NCCL|RCCL) version (?P<version>\d+\.\d+\.\d+[\w.+\-:]{0,40})")
 _NETWORK = re.compile(r"Using network (?P<net>[A-Za-z][\w /.\-]{0,40})")
 _ENVIRONMENT = re.compile(r"(?P<name>NCCL_[A-Z0-9_]{2,40}) set (?:by environment )?to (?P<value>[^\s.,;]{1,80})")
+_ADDRESS = re.compile(r"(?:Bootstrap ?: Using |OOB )(?P<interface>[\w.\-@]{1,30}):(?P<ip>[0-9a-fA-F.:]{3,45})(?:%\w+)?<\d+>")
 _STATUS = re.compile(r"\b(?:with error|error|status)[ =](?:[A-Z_]+\()?(?P<code>\d{1,2})\)?")
 _PEER = re.compile(r"\b(?:peer|remote peer|to|from) (?P<peer>[\w.:\-]{1,60}<\d{1,5}>)")
 _HCA = re.compile(r"\b(?P<hca>(?:mlx\d|bnxt_re|rdmap|efa|irdma|hns|erdma|rocep|ibp)[\w\-]{0,20})(?::(?P<port>\d{1,2}))?")
@@ -143,6 +144,14 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         _communicator(line, rows, state, found, host, pid)
         return
     _facts(line, body, rows, state)
+    if found := _ADDRESS.search(body):
+        key = ("address", host, found["ip"])
+        if key not in state and len(state) < 60_000:
+            state[key] = True
+            rows.event(
+                line, "nccl_address", "debug", host=host, pid=pid, rank=rank, fields={"ip": found["ip"], "interface": found["interface"]}
+            )
+        return
     warn = head["level"] == "WARN"
     if not warn and not _DECISIVE.search(body):
         return
@@ -180,10 +189,25 @@ def _communicator(line: Line, rows: Rows, state: dict[Any, Any], found: re.Match
         return
     state[key] = True
     fields = {"rank": rank, "nranks": size, "state": what, "comm": found["comm"]}
-    for name in ("dev", "bus", "id"):
-        if found[name]:
-            fields[name] = found[name]
+    if found["dev"]:
+        fields["cudaDev"] = int(found["dev"])
+    if found["bus"]:
+        fields["busId"] = found["bus"]
+        if pci := pci_address(found["bus"]):
+            fields["pci"] = pci
+    if found["id"]:
+        fields["commId"] = found["id"]
     rows.event(line, "nccl_comm", "debug", host=host, pid=pid, rank=line.rank, gpu=found["dev"], fields=fields)
+
+
+def pci_address(bus: str) -> str | None:
+    """NCCL's bus id (`1b000`: domain, bus, device and function as one hexadecimal number) as `dddd:bb:dd.f`."""
+    if ":" in bus:
+        return None
+    number = int(bus, 16)
+    if number >> 36:
+        return None
+    return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
 
 
 def _facts(line: Line, text: str, rows: Rows, state: dict[Any, Any]) -> None:
@@ -206,6 +230,8 @@ PARSER = LineParser(
         "NCCL version ",
         "RCCL version ",
         "Using network ",
+        "Bootstrap : Using ",
+        "Bootstrap: Using ",
         "onnection refused",
         "loopback address as fallback",
         "async event",

@@ -6,8 +6,8 @@ A message is often printed three times (watchdog, `terminated with exception`, `
 
 Events and their fields:
   watchdog_timeout    seq, op, numel_in, numel_out, shape, timeout_ms, ran_ms, pg, pg_name, group_rank
-  pg_status           work (failing sequence number or None), enqueued, completed, pg, pg_name, group_rank
-  dump_signal         origin ("local" or the rank that told it), enqueued, completed, pg …
+  pg_status           work (failing sequence number or None), last_enqueued, last_completed, pg, pg_name, group_rank
+  dump_signal         origin ("local" or the rank that told it), last_enqueued, last_completed, pg …
   heartbeat           queued (works in flight), stuck_s
   watchdog_exception  inner, class
   nccl_error          code, inner (NCCL's last error), class
@@ -34,6 +34,7 @@ LIMIT = 6000
 MAX_RANKS = 4096
 
 _RANK_PREFIX = re.compile(r"\[rank(\d{1,6})\]:")
+_C10_RANK = re.compile(r"\[rank(\d{1,6})\]:\[[IWEF][ \d]")
 _GROUP = re.compile(
     r"\[(?:PG ID (?P<id>\d{1,6}) PG GUID (?P<guid>[^\s()\]]{1,60})(?: ?\((?P<desc>[^)\]]{0,80})\))?|"
     r"PG (?P<old>[^\s()\]]{1,60})(?: ?\((?P<olddesc>[^)\]]{0,80})\))?) Rank (?P<rank>\d{1,6})\]"
@@ -104,7 +105,10 @@ class _Where:
 
     def __init__(self, line: Line, text: str) -> None:
         self.rank = line.rank
-        if self.rank is None and (found := _RANK_PREFIX.search(line.full[:400])):
+        # a launcher may put its own `[rankN]:` (a local rank) in front: c10's stands nearest to its bracket
+        if found := _C10_RANK.search(line.full[:600]):
+            self.rank = int(found[1])
+        elif self.rank is None and (found := _RANK_PREFIX.search(line.full[:400])):
             self.rank = int(found[1])
         self.pg: str | None = None
         self.pg_name: str | None = None
@@ -188,14 +192,14 @@ def _status(line: Line, text: str, rows: Rows, context: Context, where: _Where) 
     found = _STATUS.search(text)
     if found is None:
         return
-    fields: dict[str, Any] = {"enqueued": int(found["enqueued"]), "completed": int(found["completed"]), **where.fields}
+    fields: dict[str, Any] = {"last_enqueued": int(found["enqueued"]), "last_completed": int(found["completed"]), **where.fields}
     if dump := _DUMP.search(text):
         fields["origin"] = int(dump["rank"]) if dump["rank"] else "local"
         if _once(context, "dump", where.rank, where.pg):
             rows.event(line, "dump_signal", "warning", rank=where.rank, fields=fields)
         return
     fields["work"] = int(found["work"]) if found["work"] is not None else None
-    if _once(context, "status", where.rank, where.pg, fields["enqueued"], fields["completed"]):
+    if _once(context, "status", where.rank, where.pg, fields["last_enqueued"], fields["last_completed"]):
         rows.event(line, "pg_status", "error", rank=where.rank, fields=fields)
 
 
