@@ -1,0 +1,137 @@
+"""Hugging Face Trainer and what builds on it: TRL, axolotl, ms-swift, LLaMA-Factory, unsloth, open-r1.
+
+One Python dict a log step, `{'loss': 4.7836, 'grad_norm': 12.03, ...}`; transformers 5 prints the numbers as strings.  The
+dict holds no step: it stands in the progress bar redrawn after it, or in ms-swift's `'global_step/max_steps': '3/94'`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from parsers.base import Context, Line, LineParser, Rows
+from parsers.values import bar_near, dict_body, emit, fraction, number, once, quoted_pairs, step_of
+
+# What may stand before the dict: nothing, a progress bar, a logger's `>> `, or an axolotl/swift tag.
+_BEFORE = re.compile(r"(?:\s*|.{0,2000}[\]|]\s*|.{0,300}(?:>> |INFO:swift\] |[0-9]%\|.{0,600}\]\s*))\Z")
+_CLAIMED = re.compile(
+    r"(?:Global step|step|rollout|perf|eval|train|metrics) [0-9]+: \Z|\]\[PID [0-9]+\] \Z|\.py:[0-9]+ - \Z|train_inner \| \Z"
+)
+_TRL = re.compile(r"'(?:completions?/|completion_length|frac_reward_zero_std|rewards/|logps/|objective/|clip_ratio/|sampling/|reward_std)")
+_SETTINGS = {
+    "Num examples": "setting.num_examples",
+    "Num Epochs": "setting.num_epochs",
+    "Instantaneous batch size per device": "setting.batch_per_device",
+    "Batch size per device": "setting.batch_per_device",
+    "Training with DataParallel so batch size has been adjusted to": "setting.batch_adjusted",
+    "Total train batch size (w. parallel, distributed & accumulation)": "setting.global_batch",
+    "Total batch size": "setting.global_batch",
+    "Gradient Accumulation steps": "setting.gradient_accumulation",
+    "Gradient accumulation steps": "setting.gradient_accumulation",
+    "Total optimization steps": "setting.total_steps",
+    "Total steps": "setting.total_steps",
+    "Number of trainable parameters": "setting.trainable_parameters",
+    "Trainable parameters": "setting.trainable_parameters",
+}
+_SETTING = re.compile(r"([A-Z][A-Za-z&.,() ]{4,70}?) ?= ?([0-9][0-9,]*)")
+_RESUMED = re.compile(r"Continuing training from (epoch|global step) (\d+)")
+
+
+def _parse(line: Line, rows: Rows, context: Context) -> None:
+    text = line.text
+    at = text.find("{")
+    if at < 0:
+        return
+    before = text[:at]
+    if _CLAIMED.search(before) or not _BEFORE.match(before):
+        return
+    body = dict_body(text, at)
+    if body is None:
+        return
+    pairs = list(quoted_pairs(body))
+    if not pairs:
+        return
+    keys = {key for key, _ in pairs}
+    framework = "transformers"
+    if "'mean_reward'" in body and "'margin'" in body:
+        framework = "trl-reward"
+    if "train_runtime" in keys:
+        emit(line, rows, pairs, _step(body, pairs, context), "end")
+        rows.event(line, "run_end", fields={"reason": "train_runtime", "seconds": dict(pairs)["train_runtime"]})
+        return
+    if not (keys & _MARKS or any(key.startswith(("eval_", "rewards/", "objective/")) for key in keys)):
+        return
+    emit(line, rows, pairs, _step(body, pairs, context), framework)
+    once(context, rows, line, "framework", "transformers")
+    if _TRL.search(body):
+        once(context, rows, line, "framework", "trl")
+    if "global_step/max_steps" in body:
+        once(context, rows, line, "framework", "ms-swift")
+
+
+_MARKS = {"loss", "grad_norm", "reward", "kl", "train_loss", "rewards/chosen", "entropy", "completion_length"}
+
+
+def _step(body: str, pairs: list[tuple[str, float]], context: Context) -> float | None:
+    told = fraction(body)
+    if told is not None:
+        return told[0]
+    step = step_of(pairs)
+    if step is not None:
+        return step
+    state = context.state
+    found = bar_near(context, state.get("total"))
+    if found is None:
+        return None
+    state["total"] = found[1]
+    return found[0]
+
+
+def _started(line: Line, rows: Rows, context: Context) -> None:
+    fields: dict[str, float] = {}
+    for near in context.following(14):
+        told = False
+        for match in _SETTING.finditer(near.text[:600]):
+            key = _SETTINGS.get(match[1].strip(" |"))
+            value = number(match[2])
+            if key is None or value is None:
+                continue
+            told = True
+            fields[key.removeprefix("setting.")] = value
+            rows.fact(near, key, value)
+        if not told and near.text.strip() and fields:
+            break
+    if "total_steps" in fields:
+        context.state["total"] = fields["total_steps"]
+    rows.event(line, "run_start", fields={"banner": "trainer", **fields})
+    once(context, rows, line, "framework", "unsloth" if "Unsloth" in line.text else "transformers")
+
+
+def _line(line: Line, rows: Rows, context: Context) -> None:
+    text = line.text
+    if "Running training *****" in text or "==((====))==  Unsloth - " in text:
+        _started(line, rows, context)
+    elif "Continuing training from " in text:
+        match = _RESUMED.search(text)
+        if match is not None and match[1] == "global step":
+            rows.event(line, "resume", fields={"step": float(match[2])})
+    else:
+        _parse(line, rows, context)
+
+
+PARSER = LineParser(
+    name="hf-trainer",
+    triggers=(
+        "'loss': ",
+        "'grad_norm': ",
+        "{'eval_",
+        "'train_runtime': ",
+        "'reward': ",
+        "'rewards/",
+        "'objective/",
+        "Running training *****",
+        "==((====))==  Unsloth - ",
+        "Continuing training from ",
+    ),
+    parse=_line,
+    kind="train",
+)
