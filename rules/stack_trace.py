@@ -1,0 +1,239 @@
+"""H3: which exception came first over all ranks, in whose code, and what its text and frames say (H3, P5, Q5, Q8).
+
+Signatures name the cause of known texts.  Here: the order over ranks, the user's frame, causes told by the frames
+(reward function, data loader, checkpoint, backward pass, compiler, import), the shapes of a failed product, and the
+general code exception when nothing says more.  Tracebacks that training survived are reported as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import regex
+
+from rules.base import Evidence, Finding, Rule
+from rules.process_view import VICTIMS, at_error, ended_badly, finding, frame_text, is_launcher, order, roles, short_type, went_on
+
+if TYPE_CHECKING:
+    from forensics.run import Run
+    from parsers.base import Event
+
+MATMUL = regex.compile(r"mat1 and mat2 shapes cannot be multiplied \((\d{1,9})x(\d{1,9}) and (\d{1,9})x(\d{1,9})\)")
+# Errors of plain Python in the code itself: an author's mistake rather than a circumstance.
+MISTAKES = frozenset(
+    [
+        "ZeroDivisionError",
+        "NameError",
+        "UnboundLocalError",
+        "AttributeError",
+        "TypeError",
+        "IndexError",
+        "KeyError",
+        "AssertionError",
+        "NotImplementedError",
+        "RecursionError",
+        "SyntaxError",
+        "IndentationError",
+        "StopIteration",
+    ]
+)
+IMPORTS = frozenset(("ImportError", "ModuleNotFoundError"))
+REWARD = regex.compile(
+    r"(?:^|_)(?:compute_|calculate_|get_|batch_)?(?:reward|rewards|score|scores|verifier|verify|grade|grader|judge)(?:_|$)|reward|_verif|grader"
+)
+REWARD_CALLERS = regex.compile(
+    r"^(?:_?calculate_rewards|_compute_rewards?|compute_reward(?:_async)?|compute_score|default_compute_score|reward_fn|run_reward_scoring|compute_rewards?_batch)$"
+)
+WORKER = regex.compile(
+    r"Caught (?P<type>[\w.]{1,100}) in (?P<where>DataLoader worker process \d+|pin memory thread|replica \d+ on device \d+)"
+)
+ENCODING = frozenset(
+    [
+        "JSONDecodeError",
+        "UnicodeDecodeError",
+        "UnidentifiedImageError",
+        "ArrowInvalid",
+        "ParserError",
+        "BadZipFile",
+        "LibsndfileError",
+        "DecodeError",
+        "CastError",
+        "DatasetGenerationError",
+        "DatasetGenerationCastError",
+    ]
+)
+
+
+def _files(event: Event) -> str:
+    return " ".join(str(f["file"]) for f in event.fields.get("frames") or [])
+
+
+def _functions(event: Event) -> list[str]:
+    return [str(f["func"]) for f in event.fields.get("frames") or []]
+
+
+def by_frames(event: Event) -> tuple[str, str, float] | None:
+    """(rule id, cause, weight) where the frames say what kind of work failed; None where they do not."""
+    name = short_type(str(event.fields.get("type", "")))
+    files, functions = _files(event), _functions(event)
+    inner = event.fields.get("innermost") or {}
+    user = event.fields.get("user_frame") or {}
+    inner_file = str(inner.get("file", ""))
+    message = str(event.fields.get("message", ""))
+    if any(REWARD_CALLERS.match(f) for f in functions) or (
+        user.get("user")
+        and REWARD.search(str(user.get("func", "")).lower())
+        and not regex.search(r"loss|model|forward", str(user.get("func", "")).lower())
+    ):
+        return "stack-trace.reward", "reward/reward-function-exception", 0.72
+    if name in IMPORTS:
+        return "stack-trace.import", "infra/library-incompatibility", 0.6
+    if "_dynamo/" in files or "_inductor/" in files or "torchinductor" in files:
+        return "stack-trace.compile", "training/compile-failure", 0.6
+    if "flash_attn" in inner_file or "xformers/ops" in inner_file:
+        return "stack-trace.attention", "model/attention-kernel", 0.5
+    in_loader = "torch/utils/data/" in files or WORKER.search(message) is not None
+    if name in ENCODING or (
+        in_loader and name in ("ValueError", "KeyError", "TypeError", "IndexError", "OSError", "SyntaxError", "RuntimeError", "EOFError")
+    ):
+        return "stack-trace.data", "data/corrupt-sample", 0.6 if name in ENCODING else 0.5
+    if name == "KeyError" and regex.search(
+        r"datasets/|collat|preprocess|tokenize|encode|__getitem__|map_fn|format", files + " " + " ".join(functions)
+    ):
+        return "stack-trace.data", "data/dataset-format", 0.5
+    if "datasets/" in inner_file or "datasets/arrow_dataset.py" in files:
+        return "stack-trace.data", "data/dataset-format", 0.45
+    if "autograd" in inner_file and ("backward" in functions or "_engine_run_backward" in functions) and name == "RuntimeError":
+        return "stack-trace.backward", "training/autograd-error", 0.4
+    if any(
+        regex.match(r"_?save(?:_model|_checkpoint|_pretrained|_state)?$|save_checkpoint|_save_optimizer", f) for f in functions
+    ) and name in ("RuntimeError", "OSError", "FileNotFoundError", "SafetensorError", "PicklingError", "TypeError", "ValueError"):
+        return "stack-trace.save", "training/checkpoint-save", 0.5
+    if any(
+        regex.match(r"load_state_dict|load_checkpoint|_load_from_checkpoint|_load_optimizer_and_scheduler|resume", f) for f in functions
+    ):
+        return "stack-trace.load", "model/checkpoint-mismatch", 0.45
+    if name in ("TypeError", "AttributeError") and "site-packages" in inner_file and user.get("user") is not True:
+        return "stack-trace.library", "infra/library-incompatibility", 0.5
+    return None
+
+
+def matmul(message: str) -> tuple[str, dict[str, int]] | None:
+    """What the shapes of a failed product AxB . CxD suggest, and the four numbers."""
+    found = MATMUL.search(message)
+    if not found:
+        return None
+    a, b, c, d = (int(x) for x in found.groups())
+    facts = {"a": a, "b": b, "c": c, "d": d, "factor": max(b, c) // max(1, min(b, c))}
+    if (c == 1 and d > 4096) or (d == 1 and c > 4096):
+        return "packed", facts
+    if b == d and b != c:
+        return "transposed", facts
+    if a == c:
+        return "transposed-input", facts
+    if min(b, c) > 0 and max(b, c) % min(b, c) == 0 and facts["factor"] > 1:
+        return ("merged" if b > c else "split"), facts
+    return "width", facts
+
+
+def _judge(run: Run) -> Iterator[Finding]:
+    everything = sorted(run.kind("traceback"), key=order)
+    open_ones: list[Event] = []
+    for event in everything:
+        name = short_type(str(event.fields.get("type", "")))
+        if is_launcher(event) or name in VICTIMS or not name or event.fields.get("group"):
+            continue
+        if went_on(run, event) and not ended_badly(run, event):
+            yield finding(
+                "stack-trace.survived",
+                [event],
+                [at_error(event)],
+                outcome="excluded",
+                cause="training/code-exception",
+                role="recovery",
+                weight=0.0,
+                severity="info",
+                facts={"type": name},
+            )
+            continue
+        open_ones.append(event)
+    originals = [e for e in open_ones if not e.fields.get("copy")] or open_ones
+    if not originals:
+        return
+    first = originals[0]
+    same = [
+        e
+        for e in originals
+        if e.fields.get("type") == first.fields.get("type") and e.fields.get("user_frame") == first.fields.get("user_frame")
+    ]
+    yield _context(first, same)
+    for event in _distinct(originals)[:12]:
+        group = [e for e in originals if _same(e, event)]
+        yield from _classify(run, event, group)
+
+
+def _same(a: Event, b: Event) -> bool:
+    return a.fields.get("type") == b.fields.get("type") and a.fields.get("innermost") == b.fields.get("innermost")
+
+
+def _distinct(events: list[Event]) -> list[Event]:
+    out: list[Event] = []
+    for event in events:
+        if not any(_same(event, other) for other in out):
+            out.append(event)
+    return out
+
+
+def _context(event: Event, same: list[Event]) -> Finding:
+    user, inner = event.fields.get("user_frame"), event.fields.get("innermost")
+    facts = {
+        "type": short_type(str(event.fields.get("type"))),
+        "message": str(event.fields.get("message", ""))[:300],
+        "frame": frame_text(user),
+        "inner": frame_text(inner),
+        "code": (user or {}).get("code", ""),
+    }
+    rule = "stack-trace.user-frame" if user and user.get("user") else "stack-trace.library-frame"
+    evidence = [at_error(event), Evidence(event.source, event.line, frame_text(user or inner), event.time)]
+    return finding(rule, same, evidence, cause=None, role="context", weight=0.3, severity="info", facts=facts, covers=("H3",))
+
+
+def _classify(run: Run, event: Event, group: list[Event]) -> Iterator[Finding]:
+    message = str(event.fields.get("message", ""))
+    name = short_type(str(event.fields.get("type", "")))
+    user = event.fields.get("user_frame") or {}
+    inner = event.fields.get("innermost") or {}
+    facts = {"type": name, "message": message[:300], "frame": frame_text(user), "inner": frame_text(inner), "code": user.get("code", "")}
+    evidence = [at_error(event)] + ([Evidence(event.source, event.line, frame_text(user), event.time)] if user else [])
+    known = roles(run, event)
+    shapes = matmul(message)
+    if shapes is not None:
+        yield finding(
+            f"matmul-shapes.{shapes[0]}",
+            group,
+            evidence,
+            cause="model/shape-mismatch",
+            weight=0.72,
+            facts={**facts, **shapes[1]},
+            covers=("H3",),
+        )
+        return
+    told = by_frames(event)
+    reward = told is not None and told[1].startswith("reward/")
+    if known & {"root", "consequence", "symptom"} and not reward:
+        return  # a signature says it better
+    if any(e.source == event.source and event.line <= e.line <= (event.end_line or event.line) for e in run.kind("gpu_oom")):
+        return
+    if told is not None:
+        if reward and known & {"symptom"}:
+            return
+        yield finding(told[0], group, evidence, cause=told[1], weight=told[2], facts=facts, covers=("H3",))
+        return
+    own = bool(inner.get("user")) and name in MISTAKES
+    # One rank alone failing in its own code is a stronger sign than the same line on every rank at the end.
+    weight = 0.58 if own else 0.45
+    yield finding("stack-trace.code", group, evidence, cause="training/code-exception", weight=weight, facts=facts, covers=("H3",))
+
+
+RULES = (Rule("stack-trace", _judge, covers=("H3",)),)
