@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 import time as _time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from parsers.base import Event, Rows, Stamp
 
 STEP = 900.0  # seconds; every civil zone in use is a multiple of a quarter of an hour from UTC
+HALF_HOUR = 1800.0
 HALF_YEAR = 182 * 86_400.0
 BACKWARDS = 1.0  # seconds a kernel's clock may run backwards between processors before a new boot is assumed
 NEAR = 3600.0  # seconds around the crash within which epochs are preferred (drift is up to 1.4 s a day)
@@ -132,9 +133,12 @@ def align(rows: dict[str, Rows], files: dict[str, FileInfo], zone: str | None = 
     reference = _reference(tracks, files)
     main = tracks[reference]
     known = next(iter(main.zones)) if main.zones else None
-    if known is None and zone and main.local:
-        known = named_zone(zone, main.local[-1])
-    _place(tracks, reference, rows, files, known)
+    named = named_zone(zone, main.local[-1]) if zone and main.local and not main.mono else None
+    if main.group == "host":
+        known = 0.0  # the training log tells no time: the axis is UTC
+    elif known is None:
+        known = named
+    _place(tracks, reference, rows, known, named if main.group == "host" else None)
     return Clocks(tracks, reference, known)
 
 
@@ -302,9 +306,10 @@ def _place(
     tracks: dict[tuple[str, str], _Track],
     reference: tuple[str, str],
     rows: dict[str, Rows],
-    files: dict[str, FileInfo],
     known: float | None,
+    hosts: float | None,
 ) -> None:
+    """Give every track its pieces and its clock; known: the reference clock's zone; hosts: the hosts' zone as the user says."""
     main = tracks[reference]
     shift = known or 0.0  # axis = reference reading - shift
     view = votes.View()
@@ -325,7 +330,7 @@ def _place(
     for key, one in tracks.items():
         if one.group == "host" and (found := zones[key]) is not None and not one.mono:
             host_zone.setdefault(one.host, found)
-    common = median(host_zone.values()) if host_zone else None
+    common = _most(host_zone.values()) if host_zone else hosts
     # 3. One zone step for all host clocks together: hosts of one cluster are set alike.
     paired = [step for key, (step, basis, _, _) in steps.items() if basis == "pair" and tracks[key].group == "host"]
     locals_ = [(views[key], zones[key]) for key, one in tracks.items() if one.group == "host" and not one.mono]
@@ -356,6 +361,12 @@ def _place(
             basis = "zone" if key != reference else basis
         one.clock = Clock(one.source, one.form, basis, round(offset, 3), round(uncertainty, 3), None, facts)
         _set_pieces(one, [local - offset - shift for local in one.local])
+
+
+def _most(values: Iterable[float]) -> float:
+    """The most frequent value, the smallest of several."""
+    counts = Counter(values)
+    return min(counts, key=lambda value: (-counts[value], value))
 
 
 def _view_of(one: _Track, row: Rows) -> votes.Seen:
@@ -483,24 +494,24 @@ def _side_by_side(
             if not gaps:
                 continue
             gap = median(gaps)
-            step = round(gap / STEP) * STEP
-            # Neighbouring lines of one file are written within minutes of each other, so more than that is a zone.
-            if abs(gap - step) <= 240 and abs(step) <= 14 * 3600:
-                if step or tracks[key].group == "host":
-                    steps[key] = (step, "pair", max(tracks[key].precision, 1.0), {"pairs": len(gaps), "step_s": step})
-            elif key in steps:
-                steps[key] = (0.0, "assumed", abs(gap - step), {})
+            step = round(gap / HALF_HOUR) * HALF_HOUR
+            if abs(gap - step) <= 90 and abs(step) <= 14 * 3600 and (step or tracks[key].group == "host"):
+                steps[key] = (step, "pair", max(tracks[key].precision, 1.0), {"pairs": len(gaps), "step_s": step})
 
 
 def _neighbour_gaps(one: _Track, base: _Track) -> list[float]:
-    """Reading of `one` minus the nearest reading of `base` within a few lines above or below, at most 50."""
+    """Reading of `one` minus those of `base` on the lines next to it, at most 50.
+
+    A point counts only when its neighbours on both sides (where there are two within reach) say the same to 3 minutes: lines
+    of one program may be hours apart, and a gap of its own must not look like a zone.
+    """
     lines = [line for line, _ in base.points]
     gaps = []
     for (line, _), local in list(zip(one.points, one.local, strict=True))[:400]:
         at = bisect.bisect_left(lines, line)
-        best = min((abs(lines[i] - line), base.local[i]) for i in (at - 1, at) if 0 <= i < len(lines))
-        if best[0] <= 30:
-            gaps.append(local - best[1])
+        around = [local - base.local[i] for i in (at - 1, at) if 0 <= i < len(lines) and abs(lines[i] - line) <= 12]
+        if around and max(around) - min(around) <= 180:
+            gaps.append(median(around))
     return gaps[:50]
 
 

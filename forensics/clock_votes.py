@@ -42,7 +42,7 @@ KERNEL_EVENTS = (
 BUSY_MIB = 1024.0  # memory a card holds only while a job uses it
 BUSY_PERCENT = 20.0
 MAX_POINTS = 400
-PRIOR_NONE, PRIOR_ZONE, PRIOR_HOUR, PRIOR_HALF = 1.5, 1.2, 0.3, 0.1
+PRIOR_NONE, PRIOR_ZONE, PRIOR_HOUR, PRIOR_HALF, PRIOR_QUARTER = 1.5, 1.2, 0.3, -0.7, -1.7
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,6 +71,7 @@ class Seen:
     idle_seen: tuple[bool, bool] = (False, False)  # whether the table shows idle before and after
     cadence: float = 0.0
     throttle: list[float] = field(default_factory=list)
+    printed: bool = False  # dates a job script printed beside the training log
 
     @property
     def kernel(self) -> list[Point]:
@@ -80,7 +81,7 @@ class Seen:
     @classmethod
     def of(cls, source: str, form: str, points: list[tuple[int, float]], local: list[float], row: Rows) -> Seen:
         """Gather what `row` says on the clock `form`; `local` is parallel to `points` (line, Stamp.seconds)."""
-        out = cls(source, min(local), max(local))
+        out = cls(source, min(local), max(local), printed=form in PRINTED_DATES and not row.samples)
         by_line = {line: (seconds, value) for (line, seconds), value in zip(points, local, strict=True)}
 
         def reading(event: Any) -> float | None:
@@ -97,7 +98,7 @@ class Seen:
             if event.kind == "watchdog_timeout" and (ms := _timeout_ms(event)):
                 out.departures.append(at - ms / 1000)
             strong = event.severity in ("error", "fatal") or event.kind.startswith(KERNEL_EVENTS)
-            if not strong and event.pid is None:
+            if not strong and event.pid is None and not _hot(event.kind, event.text):
                 continue
             kept[event.kind] = kept.get(event.kind, 0) + 1
             if kept[event.kind] <= MAX_POINTS:
@@ -217,7 +218,9 @@ def decide(
     zone; known: the reference clock's zone; paired: steps seen between neighbouring lines of one file.
     """
     if view.first is None:
-        return Decision(reference_zone=known if known is not None else 0.0 if not locals_ else common, common=common)
+        if common is not None and known is not None:
+            return Decision(common - known, known, "zone", 0.0, 0.0, common)
+        return Decision(reference_zone=known or 0.0, common=common)
     if known is not None and common is not None:
         decision = Decision(common - known, known, "zone", 9.0, 0.0, common)
         _throttle(view, locals_, decision.step)
@@ -304,6 +307,8 @@ def score(view: View, seen: Seen, step: float, zero: float = 0.0) -> float:
         together = min(high, last) - max(low, first)
         total += 1.5 * max(0.0, min(1.0, (together + 60.0) / length))
         total += 0.5 * max(0.0, 1 - abs(low - first) / 120) + 0.5 * max(0.0, 1 - abs(high - last) / 120)
+    elif seen.printed:  # a job script prints the date when it starts and ends
+        total += 2.0 * max(0.0, 1 - abs(seen.first + move - first) / 180) + 1.0 * max(0.0, 1 - abs(seen.last + move - last) / 180)
     elif seen.last + move < first - 600:
         total -= 1.0
     return total
@@ -319,7 +324,7 @@ def zero_by_events(view: View, points: list[Point]) -> tuple[float, float, int] 
         text = point.text
         if "panic" in point.kind or "Kernel panic" in text or "lockup" in point.kind:
             candidates.extend((there - point.at, 2.0) for there in (sorted(view.departures)[:1] or sorted(view.progress)[-1:]))
-        elif "thermal" in point.kind or "throttled" in text:
+        elif _hot(point.kind, text):
             candidates.extend((there - point.at, 1.5) for there in view.throttle[:2])
         elif point.kind.startswith(("link", "ib_", "nic", "mlx")):
             candidates.extend((there - point.at, 1.0) for there in (*view.net[:2], *sorted(view.departures)[:1]))
@@ -384,7 +389,11 @@ def _prior(step: float, common: float | None) -> float:
         return PRIOR_NONE
     if common is not None and step == common:
         return PRIOR_ZONE
-    return PRIOR_HOUR if step % 3600 == 0 else PRIOR_HALF if step % 1800 == 0 else 0.0
+    return PRIOR_HOUR if step % 3600 == 0 else PRIOR_HALF if step % 1800 == 0 else PRIOR_QUARTER
+
+
+def _hot(kind: str, text: str) -> bool:
+    return "therm" in kind or "temperature above threshold" in text
 
 
 def _closeness(delay: float) -> float:

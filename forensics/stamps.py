@@ -86,7 +86,7 @@ _DAYS_1970 = 719_468
 @lru_cache(maxsize=4096)
 def _day(year: int, month: int, day: int) -> float | None:
     """Unix seconds of a date's midnight UTC, None for a date that does not exist or lies outside 1970-2199."""
-    if not (1970 <= year < 2200 and 1 <= month <= 12 and 1 <= day):
+    if not (1970 <= year < 2200 and 1 <= month <= 12 and day >= 1):
         return None
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     if day > (31, 29 if leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]:
@@ -162,7 +162,7 @@ def _wall(head: str, at: int) -> tuple[Stamp, int] | None:
             return None
         month, day = divmod(int(date["md"]), 100)
         yearless = True
-        form = "c10" if date["lead"] and len(time["f"] or "") == 10 or len(date["md"]) == 3 else "glog"
+        form = "c10" if (date["lead"] and len(time["f"] or "") == 10) or len(date["md"]) == 3 else "glog"
     elif date["m2"]:
         if time["s"] is None:
             return None
@@ -249,6 +249,8 @@ def find_stamp(text: str) -> Stamp | None:
             found = _wall(head, clock.start())
             if found is not None:
                 stamp, begin = found
+                if begin > 8 and head[:1] in _STARTS and (own := _mono(head)) is not None:
+                    return own  # the wall time stands in the body, as in the kernel's rtc line
                 if begin > 24 and _WORDS.search(head, 0, begin):
                     return Stamp(stamp.form + "~", stamp.seconds, stamp.zone, stamp.yearless, False, stamp.precision)
                 return stamp
