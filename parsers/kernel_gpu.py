@@ -49,9 +49,15 @@ NO_GPU = regex.compile(
 PROBE = regex.compile(r"NVRM: The NVIDIA GPU (?P<pci>[0-9a-fA-F:.]+)")
 HEARTBEAT = regex.compile(r"NVRM: (?:GPU(?P<gpu>\d+) )?\w*[Hh]eartbeat\w*:? ?[^\n]{0,80}timed out")
 GSP_LIMIT = regex.compile(r"NVRM: Rate limiting GSP RPC error prints for GPU at PCI:(?P<pci>[0-9a-fA-F:.]+)")
-MISMATCH = regex.compile(r"NVRM: API mismatch: the client (?:'?(?P<comm>[^'(]{0,40})'? ?\(pid (?P<pid>\d+)\)|has the version (?P<client>[\d.]+))")
-VERSION_TAIL = regex.compile(r"NVRM:\s+(?:has the version (?P<client>\d[\d.]+)|the version (?P<kernel>\d[\d.]+)|this kernel module has the version (?P<module>\d[\d.]+))")
-LOADING = regex.compile(r"NVRM: loading NVIDIA UNIX (?P<flavor>Open Kernel Module for )?\S+\s+(?:Kernel Module\s+)?(?P<version>\d+\.\d+(?:\.\d+)?)")
+MISMATCH = regex.compile(
+    r"NVRM: API mismatch: the client (?:'?(?P<comm>[^'(]{0,40})'? ?\(pid (?P<pid>\d+)\)|has the version (?P<client>[\d.]+))"
+)
+VERSION_TAIL = regex.compile(
+    r"NVRM:\s+(?:has the version (?P<client>\d[\d.]+)|the version (?P<kernel>\d[\d.]+)|this kernel module has the version (?P<module>\d[\d.]+))"
+)
+LOADING = regex.compile(
+    r"NVRM: loading NVIDIA UNIX (?P<flavor>Open Kernel Module for )?\S+\s+(?:Kernel Module\s+)?(?P<version>\d+\.\d+(?:\.\d+)?)"
+)
 IDENTITY = regex.compile(r"NVRM: GPU at PCI:(?P<pci>[0-9a-fA-F:.]+): (?P<uuid>GPU-[0-9a-fA-F-]{36})")
 SERIAL = regex.compile(r"NVRM: (?:GPU (?P<pci>[0-9a-fA-F:.]+): GPU serial number is|GPU Board Serial Number:) ?(?P<serial>\w[\w-]{5,30})")
 UVM = regex.compile(r"nvidia-uvm: [^\n]{0,120}global fatal error: (?P<error>[^\n]{1,120})")
@@ -101,7 +107,12 @@ def _sxid(line: Line, rows: Rows, context: Context, found: regex.Match[str], rep
         return  # the 2nd and 3rd line of one event: "Severity …", "Data {…}"
     context.state[("sxid", found["code"], found["pci"])] = True
     fatal = None if severity is None else severity.lower() == "fatal"
-    fields: dict[str, Any] = {"code": int(found["code"]), "fatal": fatal, "pci": canonical_pci(found["pci"].rstrip(".:")), "link": number(found["link"])}
+    fields: dict[str, Any] = {
+        "code": int(found["code"]),
+        "fatal": fatal,
+        "pci": canonical_pci(found["pci"].rstrip(".:")),
+        "link": number(found["link"]),
+    }
     fields["reporter"] = reporter
     named = found.groupdict()
     fields["rest"] = (named.get("rest") or "")[:300]
@@ -172,7 +183,9 @@ def _nvrm(line: Line, rows: Rows, context: Context) -> bool:
         return True
     found = GSP_LIMIT.search(text)
     if found:
-        emit(line, rows, context, "gsp_timeout", "error", "", {"pci": canonical_pci(found["pci"]), "what": "rate limited"}, gpu=found["pci"])
+        emit(
+            line, rows, context, "gsp_timeout", "error", "", {"pci": canonical_pci(found["pci"]), "what": "rate limited"}, gpu=found["pci"]
+        )
         return True
     if "NV_ERR_RESET_REQUIRED" in text:
         emit(line, rows, context, "reset_required", "error", "", {})

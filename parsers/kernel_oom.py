@@ -35,7 +35,9 @@ GROUP = regex.compile(r"Tasks in (?P<memcg>\S+) are going to be killed due to me
 USAGE = regex.compile(r"\bmemory: usage (?P<usage>\d{1,15})kB, limit (?P<limit>\d{1,18})kB, failcnt (?P<failcnt>\d+)")
 PID_LINE = regex.compile(r"PID: (?P<pid>\d+) Comm: |\bPid: (?P<oldpid>\d+), comm: ")
 TABLE = regex.compile(r"\[ *pid *\] +uid +tgid +total_vm +rss ")
-ROW = regex.compile(r"\[ *(?P<pid>\d+)\] +(?P<uid>\d+) +(?P<tgid>\d+) +(?P<vm>\d+) +(?P<rss>\d+) +.{0,160}?(?P<name>[^\s\d-][^\n]{0,40}|\d+\D[^\n]{0,40})$")
+ROW = regex.compile(
+    r"\[ *(?P<pid>\d+)\] +(?P<uid>\d+) +(?P<tgid>\d+) +(?P<vm>\d+) +(?P<rss>\d+) +.{0,160}?(?P<name>[^\s\d-][^\n]{0,40}|\d+\D[^\n]{0,40})$"
+)
 NO_VICTIM = regex.compile(
     r"Out of memory and no killable processes|System is deadlocked on memory|Out of memory: (?:compulsory|system-wide) panic_on_oom|out of memory\. panic_on_oom is selected"
 )
@@ -43,7 +45,9 @@ OOMD = regex.compile(r"systemd-oomd\[\d+\]: Killed (?P<memcg>\S+) due to (?P<why
 UNIT = regex.compile(
     r"(?P<unit>[\w@.:\\-]{1,120}\.(?:scope|service|slice)): (?:A process of this unit has been killed by the OOM killer|systemd-oomd killed \d+ process\(es\) in this unit|Failed with result 'oom-kill')"
 )
-EARLYOOM = regex.compile(r'sending (?P<signal>SIGTERM|SIGKILL) to process (?P<pid>\d+) uid (?P<uid>\d+) "(?P<comm>[^"]{0,60})": oom_score (?P<score>\d+)(?P<tail>[^\n]{0,200})')
+EARLYOOM = regex.compile(
+    r'sending (?P<signal>SIGTERM|SIGKILL) to process (?P<pid>\d+) uid (?P<uid>\d+) "(?P<comm>[^"]{0,60})": oom_score (?P<score>\d+)(?P<tail>[^\n]{0,200})'
+)
 RSS_MIB = regex.compile(r"VmRSS (?P<mib>\d+) MiB")
 
 BLOCK = 4000  # lines of a report that are read back at most: a task table of a big node has thousands of rows
@@ -133,7 +137,13 @@ def _sizes(text: str, fields: dict[str, Any]) -> None:
 
 def _announced(line: Line, rows: Rows, context: Context, found: regex.Match[str]) -> None:
     victim = number(found["pid"])
-    fields: dict[str, Any] = {"victim": victim, "comm": found["comm"], "killer": "kernel", "score": number(found["score"]), "kill_line": line.number}
+    fields: dict[str, Any] = {
+        "victim": victim,
+        "comm": found["comm"],
+        "killer": "kernel",
+        "score": number(found["score"]),
+        "kill_line": line.number,
+    }
     fields["scope"] = "cgroup" if found["scope"].startswith("Memory cgroup") else "host"
     scope = fields["scope"]
     fields["first_line"] = _block(context, fields) or line.number
@@ -178,11 +188,26 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         return
     found = EARLYOOM.search(text)
     if found:
-        fields = {"killer": "earlyoom", "scope": "host", "victim": number(found["pid"]), "comm": found["comm"], "score": number(found["score"])}
+        fields = {
+            "killer": "earlyoom",
+            "scope": "host",
+            "victim": number(found["pid"]),
+            "comm": found["comm"],
+            "score": number(found["score"]),
+        }
         size = RSS_MIB.search(found["tail"])
         if size:
             fields["anon_kb"] = int(size["mib"][:12]) * 1024
-        emit(line, rows, context, "oom_kill", "fatal", "", fields | {"kill_line": line.number, "first_line": line.number}, pid=number(found["pid"]))
+        emit(
+            line,
+            rows,
+            context,
+            "oom_kill",
+            "fatal",
+            "",
+            fields | {"kill_line": line.number, "first_line": line.number},
+            pid=number(found["pid"]),
+        )
         return
     found = UNIT.search(text)
     if found:

@@ -13,7 +13,9 @@ import regex
 from parsers.base import Context, Event, Line, Rows, Severity
 
 HOST = regex.compile(r"(?:^|\s)(?P<host>[A-Za-z0-9][\w.-]{0,63}) kernel: ")
-SYSLOG_HOST = regex.compile(r"^(?:<\d+>)?(?:\S{3,6} +\d{1,2} \d\d:\d\d:\d\d\S*|\d{4}-\d\d-\d\dT\S+) (?P<host>[A-Za-z0-9][\w.-]{0,63}) [\w./-]+(?:\[\d+\])?: ")
+SYSLOG_HOST = regex.compile(
+    r"^(?:<\d+>)?(?:\S{3,6} +\d{1,2} \d\d:\d\d:\d\d\S*|\d{4}-\d\d-\d\dT\S+) (?P<host>[A-Za-z0-9][\w.-]{0,63}) [\w./-]+(?:\[\d+\])?: "
+)
 PCI = regex.compile(r"(?:(?P<domain>[0-9a-fA-F]{4,8}):)?(?P<bus>[0-9a-fA-F]{2}):(?P<device>[0-9a-fA-F]{2})(?:\.(?P<function>[0-7]))?")
 COMM = r"(?P<comm>[^\s\[\]:;][^\[\]:;]{0,15}?)"  # a task name is cut to 15 characters and may hold spaces
 
@@ -41,7 +43,14 @@ def number(text: str | None) -> int | None:
 
 
 def emit(
-    line: Line, rows: Rows, context: Context, kind: str, severity: Severity, about: str = "", fields: dict[str, Any] | None = None, **more: Any
+    line: Line,
+    rows: Rows,
+    context: Context,
+    kind: str,
+    severity: Severity,
+    about: str = "",
+    fields: dict[str, Any] | None = None,
+    **more: Any,
 ) -> Event | None:
     """Add an event, or count it on the last one kept when `KEEP` of this kind about `about` are there already.
 

@@ -1,0 +1,262 @@
+"""How a kernel line stands to the run: which boot, before, during or after it, whose process, whose GPU, and whether
+training went on after it.  Shared by the rules on kernel lines; holds no rule itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rules.base import Evidence, Finding
+
+if TYPE_CHECKING:
+    from forensics.run import Run
+    from parsers.base import Event
+
+SETTLE = 90.0  # seconds of progress after a fault that show it was survived: steps in flight still finish, buffers flush late
+BEFORE = 60.0  # seconds before the run's first line that still count as its start (processes start before they print)
+AFTER = 3600.0  # seconds after the run's last line in which a fault may still be the reason of the silence
+NEAR = 300.0  # seconds around the run's end in which a death there is plausibly this one
+
+# Names the kernel gives to processes of training jobs (cut to 15 characters).
+TRAINERS = (
+    "python", "pt_main", "pt_data", "pt_autograd", "pt_nccl", "pt_elastic", "pt_tcpstore", "torchrun", "accelerate", "deepspeed", "ray::", "VLLM",
+    "vllm", "EngineCore", "sglang", "cuda-EvtHandlr", "nccl", "train", "dataloader", "worker", "megatron", "llamafactory", "swift", "mpirun", "orted",
+)  # fmt: skip
+TOOLS = (
+    "nvidia-smi",
+    "dcgm",
+    "nv-hostengine",
+    "gpud",
+    "nvidia-persiste",
+    "nv-fabricmanage",
+    "node_exporter",
+    "nvidia_gpu_exp",
+    "kubelet",
+    "telegraf",
+    "nvtop",
+)
+KERNEL_KINDS = frozenset(
+    [
+        "xid",
+        "sxid",
+        "gpu_lost",
+        "rm_init_failed",
+        "gsp_timeout",
+        "driver_mismatch",
+        "reset_required",
+        "gpu_identity",
+        "nvlink_setup",
+        "uvm_fatal",
+        "amdgpu_fault",
+        "oom_kill",
+        "oom_group",
+        "oom_unit",
+        "panic",
+        "oops",
+        "shutdown",
+        "lockup",
+        "hung_task",
+        "hung_task_owner",
+        "segfault",
+        "core_dump",
+        "mce",
+        "thermal",
+        "aer",
+        "pcie_link",
+        "pcie_narrow",
+        "io_error",
+        "fs_stall",
+        "ib_error",
+        "ib_symptom",
+        "nic_link",
+        "nic_stall",
+        "boot",
+    ]
+)
+
+
+@dataclass
+class View:
+    """The run from the kernel's side; made once per rule."""
+
+    run: Run
+    boots: dict[str, list[Event]] = field(default_factory=dict)  # file -> boots after its first line, in order of lines
+    pids: set[int] = field(default_factory=set)  # processes the run's own lines name
+    gpus: dict[tuple[str | None, str], str] = field(default_factory=dict)  # (host, pci) -> index, from samples
+
+    def __post_init__(self) -> None:
+        for event in self.run.kind("boot"):
+            if not event.fields.get("first"):
+                self.boots.setdefault(event.source, []).append(event)
+        for events in self.boots.values():
+            events.sort(key=lambda e: e.line)
+        for info in self.run.ranks.values():
+            self.pids |= info.pids
+        for event in self.run.events:
+            if event.kind in KERNEL_KINDS or event.kind == "signature":
+                continue
+            if event.pid is not None:
+                self.pids.add(event.pid)
+            pid = event.fields.get("pid")
+            if isinstance(pid, int):
+                self.pids.add(pid)
+        frame = self.run.samples
+        if frame is not None and frame.height and {"gpu", "pci"} <= set(frame.columns):
+            names = ["host", "pci", "gpu"] if "host" in frame.columns else ["pci", "gpu"]
+            for row in frame.select(names).unique().iter_rows(named=True):
+                if row["pci"] and row["gpu"]:
+                    self.gpus[(row.get("host"), row["pci"])] = str(row["gpu"])
+
+    # --- when
+
+    def earlier_boot(self, event: Event) -> bool:
+        """Whether the node was booted again after the event and before this run began."""
+        for boot in self.boots.get(event.source, ()):
+            if boot.line > event.line:
+                if boot.time is not None and self.run.started is not None:
+                    return boot.time < self.run.started + BEFORE
+                return event.time is None or self.run.started is None or event.time < self.run.started - BEFORE
+        return False
+
+    def phase(self, event: Event) -> str:
+        """`before`, `during`, `after` the run, or `unknown`."""
+        run = self.run
+        if self.earlier_boot(event):
+            return "before"
+        if event.time is None:
+            return "unknown"
+        if run.started is not None and event.time < run.started - BEFORE:
+            return "before"
+        if run.ended is not None and event.time > run.ended + AFTER:
+            return "after"
+        return "during"
+
+    def went_on(self, event: Event, settle: float = SETTLE) -> bool:
+        """Whether training made progress well after the event."""
+        last = self.run.last_progress
+        return event.time is not None and last is not None and last > event.time + settle
+
+    def at_end(self, event: Event, near: float = NEAR) -> bool:
+        """Whether the event is close to the instant training stopped: its last progress or its last line."""
+        if event.time is None:
+            return False
+        marks = [mark for mark in (self.run.last_progress, self.run.ended) if mark is not None]
+        return not marks or any(abs(event.time - mark) <= near for mark in marks) or (min(marks) <= event.time <= max(marks))
+
+    # --- whose
+
+    def host(self, event: Event) -> str | None:
+        info = self.run.files.get(event.source)
+        return event.host or (info.host if info else None)
+
+    def index(self, event: Event) -> str | None:
+        """Index of the GPU an event names by PCI id, from the GPU samples."""
+        pci = event.fields.get("pci")
+        if not isinstance(pci, str):
+            return None
+        host = self.host(event)
+        for key in ((host, pci), (None, pci)):
+            if key in self.gpus:
+                return self.gpus[key]
+        known = {index for (_, name), index in self.gpus.items() if name == pci}
+        return known.pop() if len(known) == 1 else None
+
+    def rank(self, event: Event, pid: int | None = None) -> int | None:
+        """Global rank of the process or GPU that an event names."""
+        host = self.host(event)
+        pid = pid if pid is not None else event.pid
+        ranks = [r for r in self.run.ranks.values() if host is None or r.host is None or r.host == host]
+        if pid is not None:
+            mine = [r.rank for r in ranks if pid in r.pids]
+            if len(mine) == 1:
+                return mine[0]
+        pci = event.fields.get("pci")
+        if isinstance(pci, str):
+            mine = [r.rank for r in ranks if r.pci and same_pci(r.pci, pci)]
+            if len(mine) == 1:
+                return mine[0]
+            index = self.index(event)
+            if index is not None and (host is not None or len(self.run.hosts) <= 1):
+                mine = [
+                    r.rank for r in ranks if r.gpu == index or (r.gpu is None and r.local_rank is not None and str(r.local_rank) == index)
+                ]
+                if len(mine) == 1:
+                    return mine[0]
+        return None
+
+    def ours(self, pid: int | None, comm: str | None) -> bool | None:
+        """Whether a process belongs to the run: True by pid, None if its name would fit, False if neither."""
+        if pid is not None and pid in self.pids:
+            return True
+        name = comm or ""
+        return None if name.startswith(TRAINERS) or "python" in name else False
+
+    def evidence(self, events: Iterable[Event], limit: int = 5) -> list[Evidence]:
+        return [self.run.evidence(event) for event in list(events)[:limit]]
+
+    def finding(self, rule: str, events: list[Event], cause: str | None, role: Any, weight: float, **more: Any) -> Finding:
+        """A finding standing at the first of `events`, with its host, GPU, process and rank."""
+        first = events[0]
+        facts: dict[str, Any] = {"host": self.host(first) or "?", **more.pop("facts", {})}
+        outcome = more.pop("outcome", "found")
+        quiet = outcome != "found" or role in ("context", "recovery", "precursor", "symptom")
+        return Finding(
+            rule=rule,
+            outcome=outcome,
+            cause=cause,
+            role=role,
+            weight=weight,
+            severity=more.pop("severity", "info" if quiet else "error"),
+            time=first.time,
+            evidence=self.evidence(events),
+            rank=more.pop("rank", None) if "rank" in more else self.rank(first),
+            host=self.host(first),
+            gpu=more.pop("gpu", first.gpu),
+            pid=first.pid,
+            count=more.pop("count", len(events)) + sum(int(e.fields.get("repeats", 0)) for e in events),
+            facts=facts,
+            **more,
+        )
+
+    def excluded(self, rule: str, events: list[Event], cause: str | None, reason: str, **more: Any) -> Finding:
+        """A finding that says why `events` are not what ended the run: `before`, `boot`, `went-on`, `other-process`, `corrected` …"""
+        facts = {"reason": reason, **more.pop("facts", {})}
+        return self.finding(
+            rule, events, cause, "recovery" if reason == "went-on" else "context", 0.0, outcome="excluded", facts=facts, **more
+        )
+
+
+def same_pci(one: str, other: str) -> bool:
+    """Whether two PCI ids name one device, whatever their spelling."""
+    return _short(one) == _short(other)
+
+
+def _short(text: str) -> str:
+    parts = text.lower().split(".")[0].split(":")
+    return ":".join([(parts[-3] if len(parts) >= 3 else "0000")[-4:], *parts[-2:]])
+
+
+def ordered(events: Iterable[Event]) -> list[Event]:
+    """By time; those without one keep the place of their line in their file."""
+    return sorted(events, key=lambda e: (e.time is None, e.time or 0.0, e.source, e.line))
+
+
+def bursts(events: Iterable[Event], quiet: float) -> list[list[Event]]:
+    """Events of one host parted where nothing came for `quiet` seconds; those without time are parted by their stamps, else not."""
+    out: list[list[Event]] = []
+    for event in ordered(events):
+        last = out[-1][-1] if out else None
+        if last is None or _apart(last, event) > quiet:
+            out.append([event])
+        else:
+            out[-1].append(event)
+    return out
+
+
+def _apart(one: Event, other: Event) -> float:
+    if one.time is not None and other.time is not None:
+        return other.time - one.time
+    if one.time is None and other.time is None and one.source == other.source and one.stamp is not None and other.stamp is not None:
+        return abs(other.stamp.seconds - one.stamp.seconds)
+    return 0.0 if (one.time is None) == (other.time is None) else float("inf")
