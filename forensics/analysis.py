@@ -50,6 +50,38 @@ class Report:
 
         return render_markdown(self._model(), self.lang)
 
+    @property
+    def name(self) -> str:
+        """The run's name, redacted like everything else, fit for a file name."""
+        name = str(self._model().facts["run"]["name"])
+        return "".join(c if c.isalnum() or c in "-_.+" else "_" for c in name)[:120] or "run"
+
+    def to_sarif(self) -> str:
+        """The verdict as a SARIF 2.1.0 document, for CI systems."""
+        from forensics.report import render_sarif
+
+        return render_sarif(self._model(), self.lang)
+
+    def to_junit(self) -> str:
+        """The verdict as a JUnit document, for CI systems."""
+        from forensics.report import render_junit
+
+        return render_junit(self._model(), self.lang)
+
+    def print(self) -> None:
+        """The verdict on the terminal, at most 24 lines."""
+        from rich.console import Console
+
+        from forensics.report import render_terminal
+
+        render_terminal(self._model(), self.lang, Console(highlight=False))
+
+    def write_timeline(self, folder: str | Path) -> None:
+        """`events.parquet`, `metrics.parquet` and `samples.parquet` (schemas: forensics.timeline)."""
+        from forensics.timeline import write
+
+        write(self.run, Path(folder), redact=self.redact)
+
     def _model(self) -> PostMortem:
         assert self.model is not None
         return self.model
@@ -80,12 +112,13 @@ def analyze(
     tz: str | None = None,
     rules: tuple[str, ...] | list[str] = (),
     redact: bool = True,
+    hide_hosts: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Analyse a run directory, file or archive.
 
     lang: `en` or `zh`.  tz: the zone (IANA name or +HH:MM) of stamps that do not say theirs.  rules: further signature packs.
-    redact: take secrets and personal details out of every rendering.  Raises `forensics.Unusable` where there is nothing to read.
+    redact: take secrets and personal details out of every rendering; hide_hosts: host names and addresses too.  Raises `forensics.Unusable` where there is nothing to read.
     """
     packs = tuple(str(pack) for pack in rules)
     known = knowledge.load(packs)
@@ -97,7 +130,7 @@ def analyze(
         report = Report(run, result, known, lang, redact)
         from forensics.postmortem import build
 
-        report.model = build(run, result, known, found, redact=redact)
+        report.model = build(run, result, known, found, redact=redact, hide_hosts=hide_hosts)
     return report
 
 

@@ -22,7 +22,7 @@ LANGUAGES = ("en", "zh")
 EXCLUDING = frozenset({"without-host"})
 
 
-def build(run: Run, verdict: Verdict, knowledge: Knowledge, gathered: Gathered, redact: bool = True) -> PostMortem:
+def build(run: Run, verdict: Verdict, knowledge: Knowledge, gathered: Gathered, redact: bool = True, hide_hosts: bool = False) -> PostMortem:
     """The complete model, redacted unless told otherwise."""
     from rules import guide_steps
 
@@ -56,7 +56,7 @@ def build(run: Run, verdict: Verdict, knowledge: Knowledge, gathered: Gathered, 
     if redact:
         from forensics.redact import Redactor
 
-        model = model.redacted(Redactor())
+        model = model.redacted(Redactor(hosts=hide_hosts))
     return model
 
 

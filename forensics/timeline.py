@@ -65,12 +65,20 @@ SAMPLES: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 
 
-def write(run: Run, folder: Path) -> None:
+def write(run: Run, folder: Path, redact: bool = True) -> None:
     """Write `events.parquet`, `metrics.parquet` and `samples.parquet` into `folder` (made where missing)."""
     from forensics.files import write_whole
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables(run).items():
+        if redact and name == "events":
+            from forensics.redact import Redactor
+
+            take = Redactor().text
+            table = table.with_columns(
+                pl.Series("text", [take(text) for text in table["text"]], pl.String),
+                pl.Series("fields", [take(text) for text in table["fields"]], pl.String),
+            )
         write_whole(folder / f"{name}.parquet", lambda path, table=table: table.write_parquet(path))
 
 
