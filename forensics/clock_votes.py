@@ -374,8 +374,10 @@ def group_of(source: str, form: str, row: Rows, info: FileInfo | None) -> tuple[
         return "host", host
     if form in ("mono", "kmsg", "minute"):
         return "host", host
-    if (form in PRINTED_DATES and row.metrics) or form in ("ctime", "ctime-zone"):
-        return "host", host
+    if form in PRINTED_DATES and not any(metric.stamp is not None and metric.stamp.form.rstrip("~") == form for metric in row.metrics):
+        own = [event for event in row.events if event.stamp is not None and not event.inherited and event.stamp.form.rstrip("~") == form]
+        if own and all(event.kind in ("slurm", "clock") or (event.stamp is not None and event.stamp.form.endswith("~")) for event in own):
+            return "host", host
     return "train", host
 
 
