@@ -1,0 +1,153 @@
+"""Ranks that never met: the store, rendezvous, ports, Gloo and HCCL connections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rules.base import Finding, Role, Rule
+from rules.watchdog_table import is_final
+
+if TYPE_CHECKING:
+    from forensics.run import Run
+    from parsers.base import Event
+
+COVERS = ("L4.1", "L4.4")
+
+
+def judge(run: Run) -> Iterable[Finding]:
+    """Findings on set-up and on Gloo."""
+    yield from _store(run)
+    yield from _simple(run, "rendezvous_timeout", "comms/rendezvous-timeout", "root", 0.6)
+    yield from _simple(run, "connect_timeout", "comms/connect-failed", "root", 0.55)
+    yield from _simple(run, "eaddrinuse", "comms/address-in-use", "root", 0.88)
+    yield from _gloo(run)
+    yield from _hccl(run)
+
+
+def _final(run: Run, kind: str) -> list[Event]:
+    return [e for e in run.kind(kind) if is_final(run, e)]
+
+
+def _simple(run: Run, kind: str, cause: str, role: Role, weight: float) -> Iterable[Finding]:
+    events = _final(run, kind)
+    if not events:
+        return
+    hosts = {e.host for e in events if e.host}
+    yield Finding(
+        kind.replace("_", "-"),
+        cause=cause,
+        role=role,
+        weight=weight,
+        time=events[0].time,
+        evidence=[run.evidence(e) for e in events[:4]],
+        host=events[0].host if kind == "eaddrinuse" and len(hosts) == 1 else None,
+        covers=COVERS,
+        facts={**events[0].fields},
+        count=len(events),
+    )
+
+
+def _store(run: Run) -> Iterable[Finding]:
+    """Clients that did not join, and keys nobody set; who is missing is who is not among those that wait."""
+    events = _final(run, "store_timeout")
+    counted = [e for e in [*events, *_final(run, "store_wait")] if e.fields.get("expected")]
+    if not events and not counted:
+        return
+    missing: list[int] = []
+    expected = max((int(e.fields["expected"]) for e in counted), default=0)
+    joined = max((int(e.fields["joined"]) for e in counted), default=0)
+    waiting = {int(e.fields["waiting"]) for e in counted if e.fields.get("waiting") is not None}
+    if 1 < expected <= 65_536 and waiting and len(waiting) * 2 >= expected and len(waiting) < expected:
+        missing = sorted(set(range(expected)) - waiting)
+    owners = sorted({int(e.fields["owner"]) for e in _final(run, "unique_id")})
+    if joined >= expected and not events:
+        return
+    first = events[0] if events else counted[0]
+    short = joined < expected
+    yield Finding(
+        "store-clients-missing" if short else "store-timeout",
+        cause="comms/rendezvous-timeout",
+        role="root" if short else "consequence",
+        weight=0.62 if short else 0.4,
+        time=first.time,
+        evidence=[run.evidence(e) for e in [first, *counted[-3:]]],
+        rank=missing[0] if missing else (owners[0] if len(owners) == 1 else None),
+        ranks=missing or owners,
+        covers=COVERS,
+        facts={
+            "joined": joined,
+            "expected": expected,
+            "missing": missing,
+            "owner": owners[0] if owners else None,
+            "key": first.fields.get("key", ""),
+        },
+        count=len(events),
+    )
+
+
+def _gloo(run: Run) -> Iterable[Finding]:
+    """With Gloo the victims print `Timed out waiting`; the rank that came late finds its peers gone: `Connection closed by peer`."""
+    late = _final(run, "gloo_timeout")
+    closed = _final(run, "gloo_closed")
+    if not late and not closed:
+        return
+    timed = {e.rank for e in late if e.rank is not None}
+    gone = {e.rank for e in closed if e.rank is not None}
+    ranks = sorted(gone - timed) if timed else []
+    if len(ranks) > max(1, len(timed) // 2):
+        ranks = []
+    if not late:
+        yield Finding(
+            "gloo-peer-closed",
+            cause="comms/peer-lost",
+            role="consequence",
+            weight=0.3,
+            time=closed[0].time,
+            evidence=[run.evidence(e) for e in closed[:4]],
+            covers=COVERS,
+            facts={"peer": closed[0].fields.get("peer", "")},
+            count=len(closed),
+        )
+        return
+    first = late[0]
+    seconds = first.fields.get("ms", 0) / 1000
+    left = first.time - seconds if first.time is not None and not first.inherited and seconds else None
+    yield Finding(
+        "gloo-timeout-missing" if ranks else "gloo-timeout",
+        cause="comms/collective-timeout",
+        role="consequence",
+        weight=0.42 if ranks else 0.35,
+        time=first.time,
+        evidence=[run.evidence(e) for e in [*late[:3], *[c for c in closed if c.rank in ranks][:2]]],
+        rank=ranks[0] if ranks else None,
+        ranks=ranks,
+        covers=COVERS,
+        facts={"seconds": seconds, "ranks": ranks, "left_at": left, "reporting": sorted(timed)[:64]},
+        count=len(late),
+    )
+
+
+def _hccl(run: Run) -> Iterable[Finding]:
+    events = _final(run, "hccl_wait")
+    if not events:
+        return
+    remote = sorted({int(e.fields["remote"]) for e in events if e.fields.get("remote") is not None})
+    waiting = {e.rank for e in events if e.rank is not None}
+    ranks = [r for r in remote if r not in waiting]
+    yield Finding(
+        "hccl-notify-timeout",
+        cause="comms/collective-timeout",
+        role="consequence",
+        weight=0.4,
+        time=events[0].time,
+        evidence=[run.evidence(e) for e in events[:4]],
+        rank=ranks[0] if len(ranks) == 1 else None,
+        ranks=ranks if len(ranks) <= 2 else [],
+        covers=COVERS,
+        facts={"ranks": ranks, "code": events[0].fields.get("code")},
+        count=len(events),
+    )
+
+
+RULES = (Rule("rendezvous", judge, covers=COVERS),)

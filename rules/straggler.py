@@ -1,0 +1,79 @@
+"""A rank whose own part of the step grows while the others wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rules.base import Evidence, Finding, Rule
+
+if TYPE_CHECKING:
+    from forensics.run import Run
+
+#: metrics of a rank's own work (waiting for others is not in them), then of the whole step
+OWN = ("data_time", "compute_time", "forward_time", "forward_backward_time", "batch_time", "data_loading_time")
+RATIO = 3.0  # the slow rank's own time over the median of the others'
+SHARE = 0.25  # of the step that the excess must make up
+MIN_POINTS = 3
+COVERS = ("L4.4", "S6")
+
+
+def judge(run: Run) -> Iterable[Finding]:
+    """One finding: the rank that is slower than all others in the last part of the run, in its own part of the step."""
+    frame = run.metrics
+    if frame is None or not frame.height or "rank" not in frame.columns:
+        return
+    import polars as pl
+
+    names = [name for name in OWN if name in run.names()]
+    for name in names:
+        rows = frame.filter((pl.col("name") == name) & pl.col("rank").is_not_null() & pl.col("value").is_finite())
+        if rows["rank"].n_unique() < 2:
+            continue
+        last: dict[int, list[tuple[float, str, int, float | None]]] = {}
+        for row in rows.iter_rows(named=True):
+            last.setdefault(row["rank"], []).append((row["value"], row["source"], row["line"], row["time"]))
+        found = _slowest({rank: values for rank, values in last.items() if len(values) >= MIN_POINTS})
+        if found is None:
+            continue
+        rank, own, others, start = found
+        step = [v for v in run.series("step_time", rank).value[-5:]] or [own]
+        if own - others < SHARE * median(step):
+            continue
+        value, source, line, time = last[rank][start]
+        yield Finding(
+            "straggler-own-time",
+            cause="comms/straggler",
+            weight=0.75,
+            time=time,
+            evidence=[
+                Evidence(source, line, f"{name} = {value:g}", time),
+                Evidence(last[rank][-1][1], last[rank][-1][2], f"{name} = {last[rank][-1][0]:g}", last[rank][-1][3]),
+            ],
+            rank=rank,
+            ranks=[rank],
+            covers=COVERS,
+            facts={"metric": name, "rank": rank, "own": round(own, 3), "others": round(others, 3)},
+        )
+        return
+
+
+def _slowest(values: dict[int, list[tuple[float, str, int, float | None]]]) -> tuple[int, float, float, int] | None:
+    """(rank, its recent time, the others' median, index where it began to exceed RATIO times that), or None."""
+    if len(values) < 2:
+        return None
+    recent = {rank: median(v[0] for v in rows[-3:]) for rank, rows in values.items()}
+    rank = max(recent, key=lambda r: recent[r])
+    others = median(v for r, v in recent.items() if r != rank)
+    own = recent[rank]
+    second = max(v for r, v in recent.items() if r != rank)
+    if own < RATIO * max(others, 1e-3) or own < 1.5 * second or own < 0.05:
+        return None
+    rows = values[rank]
+    limit = RATIO * max(others, 1e-3)
+    start = next((i for i in range(len(rows)) if rows[i][0] > limit and median(r[0] for r in rows[i:]) > limit), len(rows) - 1)
+    return rank, own, others, start
+
+
+RULES = (Rule("straggler", judge, covers=COVERS),)
