@@ -32,6 +32,8 @@ REACH = 64 << 10  # bytes around a block's edges that stay visible
 BACK = 300  # lines searched upwards for a stamp
 TIMEOUT = 0.25  # seconds for one pattern on one line: a user's own pattern cannot hang us
 
+Hit = tuple[int, int, int]  # number of the literal, where it starts and ends in the block
+
 KERNEL_LINE = re.compile(r"(?:^|\s)kernel:|NVRM: |^\[\s*\d+\.\d{6}\]|^\w+\s*:\w+\s*: \[|SXid|^\d+,\d+,\d+,[-c]")
 
 
@@ -73,14 +75,31 @@ class Matcher:
                     self.uses[at][1].append(number)
         self.sparse -= dense
         self.patterns: dict[int, Any] = {}
+        self.reduced: dict[frozenset[int], tuple[ahocorasick_rs.BytesAhoCorasick, list[int]]] = {}
 
     @cached_property
     def automaton(self) -> ahocorasick_rs.BytesAhoCorasick:
         return ahocorasick_rs.BytesAhoCorasick(self.literals, implementation=ahocorasick_rs.Implementation.DFA)
 
-    def search(self, data: bytes) -> list[tuple[int, int, int]]:
-        """(literal, start, end) of every occurrence, overlapping ones too."""
-        return self.automaton.find_matches_as_indexes(data, overlapping=True)  # type: ignore[no-any-return]
+    def search(self, data: bytes, flooding: frozenset[int] = frozenset()) -> list[Hit]:
+        """(literal, start, end) of every occurrence, overlapping ones too; of flooding literals a few at each end."""
+        if not flooding:
+            return self.automaton.find_matches_as_indexes(data, overlapping=True)  # type: ignore[no-any-return]
+        automaton, kept = self._without(flooding)
+        hits = [(kept[literal], start, end) for literal, start, end in automaton.find_matches_as_indexes(data, overlapping=True)]
+        for literal in flooding:
+            hits.extend(_edges(data, self.literals[literal], literal))
+        return hits
+
+    def _without(self, flooding: frozenset[int]) -> tuple[ahocorasick_rs.BytesAhoCorasick, list[int]]:
+        """An automaton without the literals that flood a file: millions of hits nobody reads cost more than the search."""
+        if flooding not in self.reduced:
+            kept = [number for number in range(len(self.literals)) if number not in flooding]
+            patterns = [self.literals[number] for number in kept]
+            if len(self.reduced) > 8:
+                self.reduced.clear()
+            self.reduced[flooding] = (ahocorasick_rs.BytesAhoCorasick(patterns, implementation=ahocorasick_rs.Implementation.DFA), kept)
+        return self.reduced[flooding]
 
     def confirm(self, number: int, text: str) -> dict[str, str] | None:
         """Named groups where the signature's pattern stands in the text, None where it does not."""
@@ -117,10 +136,11 @@ class Scan:
     tried: int = 0
     stamped: int = 0
     before: bytes = b""
+    flooding: frozenset[int] = frozenset()
 
     def run(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> None:
         """Read all blocks of the file."""
-        for block, hits, following in _searched(blocks, self.matcher, pool):
+        for block, hits, following in self._searched(blocks, pool):
             self.block(block, hits, following)
         for number, events in self.late.items():
             self.rows.events.extend(events)
@@ -128,7 +148,22 @@ class Scan:
             if dropped > 0 and events:
                 events[-1].fields["left_out"] = dropped
 
-    def block(self, block: Block, hits: list[tuple[int, int, int]], following: Block | None) -> None:
+    def _searched(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> Iterator[tuple[Block, list[Hit], Block | None]]:
+        """Each block with its hits and the block after it; with a pool, searched ahead on its threads (three in flight)."""
+        waiting: deque[tuple[Block, Callable[[], list[Hit]]]] = deque()
+        for block in blocks:
+            if pool is None:
+                waiting.append((block, lambda data=block.data: self.matcher.search(data)))
+            else:
+                waiting.append((block, pool.submit(self.matcher.search, block.data, self.flooding).result))
+            if len(waiting) == 3:
+                done, result = waiting.popleft()
+                yield done, result(), waiting[0][0]
+        while waiting:
+            done, result = waiting.popleft()
+            yield done, result(), waiting[0][0] if waiting else None
+
+    def block(self, block: Block, hits: list[Hit], following: Block | None) -> None:
         """Read the lines of one block that hold a literal."""
         data = block.data
         self.lines = block.first_line + block.lines - (1 if data.endswith(b"\n") else 0)
@@ -157,7 +192,7 @@ class Scan:
         reader.inherit(len(data), end_line)
         self.before = data[-REACH:]
 
-    def _thinned(self, hits: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    def _thinned(self, hits: list[Hit]) -> list[Hit]:
         per_literal = Counter(hit[0] for hit in hits)
         thin = set()
         for literal, count in per_literal.items():
@@ -165,6 +200,7 @@ class Scan:
             if (literal in self.matcher.sparse or self.counts[literal] > FLOOD) and count > 2 * EDGE:
                 thin.add(literal)
         if thin:
+            self.flooding |= thin
             seen: Counter[int] = Counter()
             kept = []
             for hit in hits:
@@ -348,22 +384,20 @@ def _segment_end(data: bytes, at: int) -> int:
     return line if back < 0 else back
 
 
-def _searched(
-    blocks: Iterator[Block], matcher: Matcher, pool: ThreadPoolExecutor | None
-) -> Iterator[tuple[Block, list[tuple[int, int, int]], Block | None]]:
-    """Each block with its hits and the block after it; with a pool, searched ahead on its threads (three in flight)."""
-    waiting: deque[tuple[Block, Callable[[], list[tuple[int, int, int]]]]] = deque()
-    for block in blocks:
-        if pool is None:
-            waiting.append((block, lambda data=block.data: matcher.search(data)))
-        else:
-            waiting.append((block, pool.submit(matcher.search, block.data).result))
-        if len(waiting) == 3:
-            done, result = waiting.popleft()
-            yield done, result(), waiting[0][0]
-    while waiting:
-        done, result = waiting.popleft()
-        yield done, result(), waiting[0][0] if waiting else None
+def _edges(data: bytes, literal: bytes, number: int) -> Iterator[Hit]:
+    """The first and last few occurrences of a literal."""
+    at = -1
+    for _ in range(EDGE):
+        at = data.find(literal, at + 1)
+        if at < 0:
+            return
+        yield number, at, at + len(literal)
+    last, end = at, len(data)
+    for _ in range(EDGE):
+        end = data.rfind(literal, last + 1, end)
+        if end < 0:
+            return
+        yield number, end, end + len(literal)
 
 
 def _integer(text: str | None) -> int | None:

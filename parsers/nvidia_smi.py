@@ -72,7 +72,6 @@ FAILED_LINE = re.compile(
 )
 STAMP_CELL = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d")
 PCI = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
-SMI_FORM = "ymd_slash"  # the form that find_stamp gives such cells: one clock per file
 MAX_EVENTS = 200
 
 
@@ -272,7 +271,9 @@ def _clock(table: pl.DataFrame) -> pl.DataFrame:
             seconds = {value: stamp.seconds for value, stamp in read.items()}
             parsed = table["stamp"].replace_strict(seconds, default=None, return_dtype=pl.Float64)
             return table.with_columns(parsed.alias("local"), pl.lit(sorted(forms)[0]).alias("form"))
-    return table.with_columns(parsed.alias("local"), pl.lit(SMI_FORM).alias("form"))
+    # The form that find_stamp gives such cells: the same clock as that of the file's odd lines.
+    first = find_stamp(str(table["stamp"][0]))
+    return table.with_columns(parsed.alias("local"), pl.lit(first.form if first else "iso").alias("form"))
 
 
 def _index(table: pl.DataFrame) -> pl.DataFrame:
