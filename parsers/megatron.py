@@ -27,7 +27,7 @@ def _iteration(line: Line, rows: Rows, context: Context) -> None:
     step, total = float(match[1]), float(match[2])
     pairs: list[tuple[str, float]] = []
     for piece in text[match.end() - 1 :].split("|")[:200]:
-        key, colon, value = piece.rpartition(":")
+        key, colon, value = piece.partition(":")
         if not colon:
             continue
         reading = number(value)
@@ -57,9 +57,9 @@ def _validation(line: Line, rows: Rows, context: Context) -> None:
         if reading is not None and key:
             pairs.append((key.strip()[:160], reading))
     emit(line, rows, [(key, value) for key, value in pairs if not key.endswith("PPL")], step, "megatron")
-    for key, value in pairs:
+    for key, perplexity in pairs:
         if key.endswith("PPL"):
-            rows.metric(line, "eval_perplexity", value, step, key)
+            rows.metric(line, "eval_perplexity", perplexity, step, key)
 
 
 def _timers(line: Line, rows: Rows, context: Context) -> None:

@@ -18,10 +18,10 @@ _RETRIES = re.compile(r"\b(\d{1,9}) CUDA memory allocation retries")
 def _parse(line: Line, rows: Rows, context: Context) -> None:
     text = line.text
     if "|Loss: " in text:
-        for match in list(_TUNE_BAR.finditer(text))[-4:]:
-            value = number(match[3])
+        for shown in list(_TUNE_BAR.finditer(text))[-4:]:
+            value = number(shown[3])
             if value is not None:
-                emit(line, rows, [("loss", value)], float(match[2]), "torchtune")
+                emit(line, rows, [("loss", value)], float(shown[2]), "torchtune")
                 once(context, rows, line, "framework", "torchtune")
         return
     if "CUDA memory allocation retries" in text:
