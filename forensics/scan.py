@@ -25,6 +25,7 @@ from parsers.prefixes import Style, clean, strip
 from rules.base import Signature
 
 FLOOD = 4_000  # lines of one file per literal that are read one by one before thinning sets in
+READINGS = 60_000  # the same for literals of parsers that take readings from every line (metrics)
 EDGE = 6  # lines per block, at each end, that are read of a sparse or flooding literal
 KEPT = 120  # confirmed lines per signature and file that are kept, at each end
 TEXT = 32 << 10  # bytes of one segment that are looked at
@@ -74,6 +75,8 @@ class Matcher:
                 if number not in self.uses[at][1]:
                     self.uses[at][1].append(number)
         self.sparse -= dense
+        readings = {text.encode() for parser in self.parsers if parser.readings for text in parser.triggers}
+        self.limits = [READINGS if literal in readings else FLOOD for literal in self.literals]
         self.patterns: dict[int, Any] = {}
         self.reduced: dict[frozenset[int], tuple[ahocorasick_rs.BytesAhoCorasick, list[int]]] = {}
 
@@ -197,7 +200,7 @@ class Scan:
         thin = set()
         for literal, count in per_literal.items():
             self.counts[literal] += count
-            if (literal in self.matcher.sparse or self.counts[literal] > FLOOD) and count > 2 * EDGE:
+            if (literal in self.matcher.sparse or self.counts[literal] > self.matcher.limits[literal]) and count > 2 * EDGE:
                 thin.add(literal)
         if thin:
             self.flooding |= thin

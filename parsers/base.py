@@ -192,6 +192,7 @@ class LineParser:
     parse: Callable[[Line, Rows, Context], None]
     sparse: tuple[str, ...] = ()
     kind: str = ""  # the kind of file that such lines betray: train, kernel, nccl, scheduler, gpu …; "" = says nothing
+    readings: bool = False  # every line carries readings: a file may hold many before the scanner thins them out
 
 
 @dataclass(slots=True)

@@ -87,4 +87,5 @@ PARSER = LineParser(
     ),
     parse=_parse,
     kind="train",
+    readings=True,
 )

@@ -134,4 +134,5 @@ PARSER = LineParser(
     ),
     parse=_line,
     kind="train",
+    readings=True,
 )

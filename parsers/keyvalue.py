@@ -259,4 +259,5 @@ PARSER = LineParser(
     ),
     parse=_parse,
     kind="train",
+    readings=True,
 )

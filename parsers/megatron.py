@@ -132,4 +132,5 @@ PARSER = LineParser(
     ),
     parse=_parse,
     kind="train",
+    readings=True,
 )

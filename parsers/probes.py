@@ -127,4 +127,5 @@ PARSER = LineParser(
     ),
     parse=_parse,
     kind="train",
+    readings=True,
 )

@@ -58,4 +58,5 @@ PARSER = LineParser(
     triggers=(" tps: ", "|Loss: ", " | loss:", "CUDA memory allocation retries"),
     parse=_parse,
     kind="train",
+    readings=True,
 )

@@ -75,4 +75,5 @@ PARSER = LineParser(
     ),
     parse=_parse,
     kind="train",
+    readings=True,
 )
