@@ -45,7 +45,14 @@ def fit(steps: Sequence[float], rates: Sequence[float], total: float, warmup: fl
             worst, place = 0.0, 0
             for i in range(peak, len(steps)):
                 error = min(
-                    abs(rates[i] - (shape((steps[i] + shift - start) / (total - start), top) if not bottom else bottom + (1 - bottom / top) * shape((steps[i] + shift - start) / (total - start), top)))
+                    abs(
+                        rates[i]
+                        - (
+                            shape((steps[i] + shift - start) / (total - start), top)
+                            if not bottom
+                            else bottom + (1 - bottom / top) * shape((steps[i] + shift - start) / (total - start), top)
+                        )
+                    )
                     for shift in (-1, 0, 1)
                 )
                 if error > worst:
@@ -99,7 +106,15 @@ def judge(run: Run) -> Iterator[Finding]:
         top = max(finite(lr.value[start:]))
         harmed = loss_spot is not None or (len(loss) and not math.isfinite(loss.value[-1]))
         yield found(
-            "series.lr-jump", "training/lr-schedule", lr, jump, 0.75 if harmed else 0.6, covers, [(lr, start)], baseline=short(old), final=short(top)
+            "series.lr-jump",
+            "training/lr-schedule",
+            lr,
+            jump,
+            0.75 if harmed else 0.6,
+            covers,
+            [(lr, start)],
+            baseline=short(old),
+            final=short(top),
         )
         return
     still = constant_run(lr.value, 0.0)
@@ -113,7 +128,18 @@ def judge(run: Run) -> Iterator[Finding]:
     if peak >= ABSURD and not rl(run) and (loss_spot is not None or nan is not None or _blew_up(loss)):
         at = loss_spot.index if loss_spot is not None else _first_rise(loss)
         beside = index_at(lr, loss.source[at], loss.line[at])
-        yield found("series.lr-high", "training/lr-schedule", loss, at, 0.75, covers, [(lr, beside or 0)], baseline=short(loss.value[0]), final=short(peak), rate=short(peak))
+        yield found(
+            "series.lr-high",
+            "training/lr-schedule",
+            loss,
+            at,
+            0.75,
+            covers,
+            [(lr, beside or 0)],
+            baseline=short(loss.value[0]),
+            final=short(peak),
+            rate=short(peak),
+        )
         return
     if configured and peak > 1.5 * configured and peak - configured > TOLERANCE * configured:
         i = next(n for n, v in enumerate(lr.value) if math.isfinite(v) and v > 1.5 * configured)

@@ -110,7 +110,17 @@ def judge_divergence(run: Run) -> Iterator[Finding]:
             grad = series(run, "grad_norm")
             beside = index_at(grad, loss.source[early], loss.line[early]) if len(grad) else None
             more = [(grad, beside)] if beside is not None else []
-            yield found("series.loss-divergence", "training/loss-divergence", loss, early, 0.6, covers, more, baseline=short(loss.value[0]), final=short(loss.value[early]))
+            yield found(
+                "series.loss-divergence",
+                "training/loss-divergence",
+                loss,
+                early,
+                0.6,
+                covers,
+                more,
+                baseline=short(loss.value[0]),
+                final=short(loss.value[early]),
+            )
             return
         yield undecided("series.loss-divergence", "training/loss-divergence", covers, "loss")
         return
@@ -121,12 +131,30 @@ def judge_divergence(run: Run) -> Iterator[Finding]:
         weight = 0.72 if rise >= 1.5 else 0.6 if rise >= 1.2 else 0.45
         if set(run.names()) & PREFERENCE_NAMES:
             weight -= 0.15  # the margins say it better
-        yield found("series.loss-divergence", "training/loss-divergence", loss, spot.index, weight, covers, baseline=short(spot.baseline), final=short(spot.final))
+        yield found(
+            "series.loss-divergence",
+            "training/loss-divergence",
+            loss,
+            spot.index,
+            weight,
+            covers,
+            baseline=short(spot.baseline),
+            final=short(spot.final),
+        )
         return
     humps = spikes(loss.value)
     open_end = next((s for s in humps if not s.recovered and s.end >= len(loss) - 3), None)
     if open_end is not None and open_end.peak > 2 * abs(open_end.baseline):
-        yield found("series.loss-spike", "training/loss-spike", loss, open_end.start, 0.45, covers, baseline=short(open_end.baseline), final=short(open_end.peak))
+        yield found(
+            "series.loss-spike",
+            "training/loss-spike",
+            loss,
+            open_end.start,
+            0.45,
+            covers,
+            baseline=short(open_end.baseline),
+            final=short(open_end.peak),
+        )
         return
     survived = sum(s.recovered for s in humps)
     yield excluded("series.loss-divergence", "training/loss-divergence", covers, loss, spikes=survived)
@@ -210,8 +238,12 @@ def judge_loss_scale(run: Run) -> Iterator[Finding]:
             weight = 0.75 if low <= 2 or count >= 12 else 0.55
             yield found("series.loss-scale", "training/loss-scale-overflow", scale, start, weight, covers, readings=count, final=short(low))
             return
-    events = run.kind(*OVERFLOW_KINDS) + [e for e in run.events if e.signature and "overflow" in e.signature and e.kind not in OVERFLOW_KINDS]
-    if len(events) >= MANY_OVERFLOWS and not (run.last_progress is not None and events[-1].time is not None and _went_on(run, events[-1].time)):
+    events = run.kind(*OVERFLOW_KINDS) + [
+        e for e in run.events if e.signature and "overflow" in e.signature and e.kind not in OVERFLOW_KINDS
+    ]
+    if len(events) >= MANY_OVERFLOWS and not (
+        run.last_progress is not None and events[-1].time is not None and _went_on(run, events[-1].time)
+    ):
         tail = events[_last_gap(events) :]
         if len(tail) >= MANY_OVERFLOWS:
             first = tail[0]

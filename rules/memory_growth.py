@@ -59,7 +59,18 @@ def judge_metrics(run: Run) -> Iterator[Finding]:
         if len(length) >= READINGS and growth(length.value)[1] > 0.7:
             continue  # longer sequences need more memory
         weight = 0.85 if _ooms(run) else 0.5
-        yield found("series.memory-leak", "training/gpu-memory-leak", line, index, weight, covers, first=short(first), last=short(last), tau=f"{tau:.2f}", unit="GB")
+        yield found(
+            "series.memory-leak",
+            "training/gpu-memory-leak",
+            line,
+            index,
+            weight,
+            covers,
+            first=short(first),
+            last=short(last),
+            tau=f"{tau:.2f}",
+            unit="GB",
+        )
         return
     yield excluded("series.memory-leak", "training/gpu-memory-leak", covers, lines[0], last=short(tail_level(lines[0].value)))
 
@@ -148,7 +159,17 @@ def judge_host(run: Run) -> Iterator[Finding]:
         if hit is not None:
             index, first, last, tau = hit
             yield found(
-                "series.host-memory", "infra/host-memory-exhausted", line, index, 0.35, covers, role="precursor", severity="warning", first=short(first), last=short(last), tau=f"{tau:.2f}"
+                "series.host-memory",
+                "infra/host-memory-exhausted",
+                line,
+                index,
+                0.35,
+                covers,
+                role="precursor",
+                severity="warning",
+                first=short(first),
+                last=short(last),
+                tau=f"{tau:.2f}",
             )
             return
         if len(line) >= READINGS:
@@ -165,7 +186,10 @@ def judge_balance(run: Run) -> Iterator[Finding]:
         used = finite([math.nan if v is None else v for v in part["memory_used"].to_list()])
         if used:
             row = part.row(part.height // 2, named=True)
-            levels[f"{host or ''}:{gpu}"] = (median(used), Evidence(row["source"], row["line"], f"memory.used = {row['memory_used']:g} MiB", row["time"]))
+            levels[f"{host or ''}:{gpu}"] = (
+                median(used),
+                Evidence(row["source"], row["line"], f"memory.used = {row['memory_used']:g} MiB", row["time"]),
+            )
     if len(levels) < 2:
         yield undecided("series.memory-balance", "data/uneven-batches", covers, "gpu_samples")
         return

@@ -32,7 +32,9 @@ def judge_frozen(run: Run) -> Iterator[Finding]:
     """`<Name> frozen params: F / T` lines and trainable-parameter counts: who must be frozen, who must learn."""
     covers = ("L2.1", "S3")
     events = run.kind("frozen_params")
-    trainable = [(value, source, line) for name, source, value, line in run.facts if name.removeprefix("setting.") == "trainable_parameters"]
+    trainable = [
+        (value, source, line) for name, source, value, line in run.facts if name.removeprefix("setting.") == "trainable_parameters"
+    ]
     none_left = next(((s, n) for v, s, n in trainable if number(v) == 0), None)
     if none_left is not None:
         yield Finding(
@@ -58,7 +60,11 @@ def judge_frozen(run: Run) -> Iterator[Finding]:
         )
         return
     if events or trainable:
-        place = [run.evidence(events[0])] if events else [Evidence(trainable[0][1], trainable[0][2], f"trainable parameters = {trainable[0][0]}")]
+        place = (
+            [run.evidence(events[0])]
+            if events
+            else [Evidence(trainable[0][1], trainable[0][2], f"trainable parameters = {trainable[0][0]}")]
+        )
         finding = excluded("series.frozen", "model/frozen-parameters", covers)
         finding.evidence = place
         yield finding
@@ -87,7 +93,12 @@ def judge_groups(run: Run) -> Iterator[Finding]:
     if not groups:
         yield undecided("series.param-groups", "training/optimizer-state", covers, "param_group")
         return
-    names = {"lr": ("learning_rate", "lr"), "weight_decay": ("weight_decay",), "eps": ("adam_epsilon", "adam_eps", "eps"), "betas": ("adam_betas", "betas")}
+    names = {
+        "lr": ("learning_rate", "lr"),
+        "weight_decay": ("weight_decay",),
+        "eps": ("adam_epsilon", "adam_eps", "eps"),
+        "betas": ("adam_betas", "betas"),
+    }
     first: dict[tuple[Any, str], Event] = {}
     for event in groups:
         for key in keys:
@@ -188,7 +199,11 @@ def _texts(run: Run, *parts: str) -> list[tuple[str, str, Any, int]]:
 def judge_pitfalls(run: Run) -> Iterator[Finding]:
     """P1..P4: what the logs can tell of tokenizers, masks, critic targets and averaged weights."""
     yield from _tokenizers(run)
-    for item, words, needs in (("P2", ("kl_mask", "attention_mask"), "kl_mask"), ("P3", ("critic_target", "value_target"), "critic_target"), ("P4", ("ema",), "ema_order")):
+    for item, words, needs in (
+        ("P2", ("kl_mask", "attention_mask"), "kl_mask"),
+        ("P3", ("critic_target", "value_target"), "critic_target"),
+        ("P4", ("ema",), "ema_order"),
+    ):
         told = _texts(run, *words)
         finding = undecided(f"series.pitfall-{item.lower()}", None, (item,), needs)
         if told:
@@ -205,7 +220,13 @@ def _tokenizers(run: Run) -> Iterator[Finding]:
             lower = name.lower()
             if what not in lower:
                 continue
-            who = "reward" if "reward" in lower or ".rm" in lower else "policy" if any(w in lower for w in ("policy", "actor", "model.vocab")) else ""
+            who = (
+                "reward"
+                if "reward" in lower or ".rm" in lower
+                else "policy"
+                if any(w in lower for w in ("policy", "actor", "model.vocab"))
+                else ""
+            )
             size = number(value)
             if who and size is not None:
                 by_model.setdefault(who, (size, source, line))
@@ -216,7 +237,10 @@ def _tokenizers(run: Run) -> Iterator[Finding]:
                 cause="data/tokenizer-mismatch",
                 weight=0.45 if what == "vocab_size" else 0.3,
                 severity="warning",
-                evidence=[Evidence(theirs[1], theirs[2], f"reward model {what} = {theirs[0]:g}"), Evidence(ours[1], ours[2], f"policy {what} = {ours[0]:g}")],
+                evidence=[
+                    Evidence(theirs[1], theirs[2], f"reward model {what} = {theirs[0]:g}"),
+                    Evidence(ours[1], ours[2], f"policy {what} = {ours[0]:g}"),
+                ],
                 role="precursor",
                 covers=covers,
                 facts={"what": what, "policy": f"{ours[0]:g}", "reward": f"{theirs[0]:g}"},
@@ -248,7 +272,18 @@ def judge_tokens(run: Run) -> Iterator[Finding]:
             )  # fmt: skip
             return
         if len(shortest) and middle > 3.5 * max(median(finite(shortest.value)), 1.0):
-            yield found("series.padding-waste", None, longest, 0, 0.1, covers, [(shortest, 0)], role="context", severity="warning", middle=short(middle))
+            yield found(
+                "series.padding-waste",
+                None,
+                longest,
+                0,
+                0.1,
+                covers,
+                [(shortest, 0)],
+                role="context",
+                severity="warning",
+                middle=short(middle),
+            )
             return
     finding = excluded("series.tokens", "data/length-imbalance", covers, longest if len(longest) else None)
     if counts and not finding.evidence:
@@ -258,7 +293,10 @@ def judge_tokens(run: Run) -> Iterator[Finding]:
 
 def judge_pointers(run: Run) -> Iterator[Finding]:
     """Q5 and Q8: device and batch-size errors are read from the traceback; here only that none was printed."""
-    for item, cause, words in (("Q5", "model/device-mismatch", "Expected all tensors to be on the same device"), ("Q8", "data/batch-size-mismatch", "to match target batch_size")):
+    for item, cause, words in (
+        ("Q5", "model/device-mismatch", "Expected all tensors to be on the same device"),
+        ("Q8", "data/batch-size-mismatch", "to match target batch_size"),
+    ):
         hits = [e for e in run.events if e.severity in ("error", "fatal") and words in e.text]
         finding = excluded(f"series.pointer-{item.lower()}", cause, (item,))
         if hits:

@@ -28,7 +28,13 @@ def _kl(run: Run) -> Series:
 def _harm(run: Run, source: str) -> list[tuple[str, int]]:
     """Departures that show harm, as (name, line), in the same file and in order of line."""
     spots = departures(run)
-    names = {"reward-down": "reward", "entropy": "entropy", "response_length": "response_length", "entropy-down": "entropy", "length-down": "response_length"}
+    names = {
+        "reward-down": "reward",
+        "entropy": "entropy",
+        "response_length": "response_length",
+        "entropy-down": "entropy",
+        "length-down": "response_length",
+    }
     out: list[tuple[str, int]] = []
     for key, name in (*names.items(), ("grad_norm", "grad_norm")):
         spot = spots[key]
@@ -66,7 +72,17 @@ def judge_kl(run: Run) -> Iterator[Finding]:
         index, base, harm = blow
         final = tail_level(clean)
         weight = 0.74 if harm and final >= 20 * base else 0.62 if harm else 0.5
-        yield found("series.kl-explosion", "reward/kl-explosion", kl, index, weight, covers, baseline=short(base), final=short(final), harm=", ".join(harm) or "-")
+        yield found(
+            "series.kl-explosion",
+            "reward/kl-explosion",
+            kl,
+            index,
+            weight,
+            covers,
+            baseline=short(base),
+            final=short(final),
+            harm=", ".join(harm) or "-",
+        )
         return
     yield from _kl_zero(run, kl, covers)
 
@@ -103,12 +119,22 @@ def _kl_zero(run: Run, kl: Series, covers: tuple[str, ...]) -> Iterator[Finding]
             dead = constant_run(series(run, "grad_norm").value, 0.0)
             moving = len(series(run, "grad_norm")) > 0 and (dead is None or dead[1] < still[1] // 2)
             yield found(
-                "series.kl-zero", "reward/kl-zero", kl, still[0], 0.55 if moving else 0.4, covers, role="root" if moving else "consequence", readings=still[1], beta=short(beta)
+                "series.kl-zero",
+                "reward/kl-zero",
+                kl,
+                still[0],
+                0.55 if moving else 0.4,
+                covers,
+                role="root" if moving else "consequence",
+                readings=still[1],
+                beta=short(beta),
             )
             return
         yield excluded("series.kl", "reward/kl-zero", covers, kl, beta="0" if beta == 0 else "?", constant=True)
         return
-    yield excluded("series.kl", "reward/kl-explosion", covers, kl, final=short(tail_level(kl.value)), beta="?" if beta is None else short(beta))
+    yield excluded(
+        "series.kl", "reward/kl-explosion", covers, kl, final=short(tail_level(kl.value)), beta="?" if beta is None else short(beta)
+    )
 
 
 def judge_entropy(run: Run) -> Iterator[Finding]:
@@ -126,20 +152,42 @@ def judge_entropy(run: Run) -> Iterator[Finding]:
     if down is not None and (final <= 0.15 * max(down.baseline, 1e-9) or (final <= 0.3 * down.baseline and not reward_gain)):
         deep = final <= 0.15 * down.baseline
         weight = 0.72 if deep and not reward_gain else 0.55 if deep else 0.5
-        yield found("series.entropy-collapse", "reward/entropy-collapse", entropy, down.index, weight, covers, baseline=short(down.baseline), final=short(final))
+        yield found(
+            "series.entropy-collapse",
+            "reward/entropy-collapse",
+            entropy,
+            down.index,
+            weight,
+            covers,
+            baseline=short(down.baseline),
+            final=short(final),
+        )
         return
     if early > 0.05 and final < 0.02 and final < 0.1 * early:
         start = next(i for i, v in enumerate(entropy.value) if v < 0.3 * early)
-        yield found("series.entropy-collapse", "reward/entropy-collapse", entropy, start, 0.5, covers, baseline=short(early), final=short(final))
+        yield found(
+            "series.entropy-collapse", "reward/entropy-collapse", entropy, start, 0.5, covers, baseline=short(early), final=short(final)
+        )
         return
     up = departures(run)["entropy"]
     if up is not None and up.factor >= 1.6:
         clip = series(run, "response_clip_ratio")
-        harm = departures(run)["reward-down"] is not None or (len(clip) >= MIN_POINTS and tail_level(clip.value) - median(clip.value[: max(4, len(clip) // 5)]) > 0.3)
+        harm = departures(run)["reward-down"] is not None or (
+            len(clip) >= MIN_POINTS and tail_level(clip.value) - median(clip.value[: max(4, len(clip) // 5)]) > 0.3
+        )
         settled = plateau(clean[up.index :]) and not harm
         if not settled and (harm or up.factor >= 3):
             weight = 0.72 if harm and up.factor >= 2 else 0.55
-            yield found("series.entropy-explosion", "reward/entropy-explosion", entropy, up.index, weight, covers, baseline=short(up.baseline), final=short(up.final))
+            yield found(
+                "series.entropy-explosion",
+                "reward/entropy-explosion",
+                entropy,
+                up.index,
+                weight,
+                covers,
+                baseline=short(up.baseline),
+                final=short(up.final),
+            )
             return
     yield excluded("series.entropy", "reward/entropy-collapse", covers, entropy, start=short(early), final=short(final))
 
@@ -182,13 +230,28 @@ def judge_length(run: Run) -> Iterator[Finding]:
         if capped or (dropped and up.factor >= 2):
             role = "consequence" if earlier & {"entropy", "kl"} or spots["kl"] is not None else "root"
             yield found(
-                "series.length-explosion", "reward/length-explosion", length, up.index, 0.58 if dropped else 0.45, covers, role=role, baseline=short(up.baseline), final=short(up.final)
+                "series.length-explosion",
+                "reward/length-explosion",
+                length,
+                up.index,
+                0.58 if dropped else 0.45,
+                covers,
+                role=role,
+                baseline=short(up.baseline),
+                final=short(up.final),
             )
             return
     if down is not None and down.factor <= 0.3:
         dropped = spots["reward-down"] is not None
         yield found(
-            "series.length-collapse", "reward/length-collapse", length, down.index, 0.6 if dropped else 0.55, covers, baseline=short(down.baseline), final=short(down.final)
+            "series.length-collapse",
+            "reward/length-collapse",
+            length,
+            down.index,
+            0.6 if dropped else 0.55,
+            covers,
+            baseline=short(down.baseline),
+            final=short(down.final),
         )
         return
     facts = {"clip": f"{tail_level(clip.value):.0%}"} if len(clip) >= 3 else {}
@@ -210,13 +273,33 @@ def judge_mismatch(run: Run) -> Iterator[Finding]:
             best = (hit[0], line, hit[1], hit[2])
     if best is not None:
         weight, line, index, how = best
-        yield found("series.policy-mismatch", "reward/policy-mismatch", line, index, weight, covers, how=how, final=short(tail_level(line.value)), start=short(line.value[0]))
+        yield found(
+            "series.policy-mismatch",
+            "reward/policy-mismatch",
+            line,
+            index,
+            weight,
+            covers,
+            how=how,
+            final=short(tail_level(line.value)),
+            start=short(line.value[0]),
+        )
         return
     sync, actor = series(run, "ref_logits_mean"), series(run, "actor_logits_mean")
     if len(sync) and len(actor):
         apart = [i for i, (a, b) in enumerate(zip(sync.value, actor.value, strict=False)) if abs(a - b) > 1.0]
         if len(apart) >= max(1, len(sync) // 2):
-            yield found("series.reference-stale", "reward/policy-mismatch", sync, apart[0], 0.55, covers, how="sync", final=short(sync.value[-1]), start=short(sync.value[0]))
+            yield found(
+                "series.reference-stale",
+                "reward/policy-mismatch",
+                sync,
+                apart[0],
+                0.55,
+                covers,
+                how="sync",
+                final=short(sync.value[-1]),
+                start=short(sync.value[0]),
+            )
             return
     if not names and not len(sync):
         yield undecided("series.policy-mismatch", "reward/policy-mismatch", covers, "logprob_diff")
@@ -257,11 +340,22 @@ def judge_critic(run: Run) -> Iterator[Finding]:
     nan = not math.isfinite(value.value[-1])
     if spot is not None and spot.factor >= 5:
         weight = 0.7 if spot.factor >= 20 or departures(run)["reward-down"] is not None else 0.55
-        yield found("series.value-divergence", "reward/value-loss-divergence", value, spot.index, weight, covers, baseline=short(spot.baseline), final=short(spot.final))
+        yield found(
+            "series.value-divergence",
+            "reward/value-loss-divergence",
+            value,
+            spot.index,
+            weight,
+            covers,
+            baseline=short(spot.baseline),
+            final=short(spot.final),
+        )
         return
     if nan:
         start = next(i for i, v in enumerate(value.value) if not math.isfinite(v))
-        yield found("series.value-divergence", "reward/value-loss-divergence", value, start, 0.5, covers, baseline=short(median(clean)), final="nan")
+        yield found(
+            "series.value-divergence", "reward/value-loss-divergence", value, start, 0.5, covers, baseline=short(median(clean)), final="nan"
+        )
         return
     policy = series(run, "policy_loss")
     ratio = median([abs(v) for v in clean]) / max(median([abs(v) for v in finite(policy.value)]), 1e-9) if len(policy) else math.nan
@@ -279,11 +373,21 @@ def judge_advantage(run: Run) -> Iterator[Finding]:
         lasting = len(bad) >= 2 or len(line) <= 2 or not math.isfinite(line.value[-1])
         others = [series(run, other) for other in ("loss", "policy_loss", "grad_norm")]
         spoiled = any(
-            not math.isfinite(other.value[i]) for other in others if len(other) and (i := index_at(other, line.source[bad[0]], line.line[bad[0]])) is not None
+            not math.isfinite(other.value[i])
+            for other in others
+            if len(other) and (i := index_at(other, line.source[bad[0]], line.line[bad[0]])) is not None
         )
         single = setting(run, "num_generations", "group_size", "n_samples_per_prompt", "rollout.n")
         if lasting or spoiled:
-            yield found("series.advantage-nan", "reward/advantage-nan", line, bad[0], 0.82 if single == 1 or spoiled else 0.65, covers, group="?" if single is None else f"{single:g}")
+            yield found(
+                "series.advantage-nan",
+                "reward/advantage-nan",
+                line,
+                bad[0],
+                0.82 if single == 1 or spoiled else 0.65,
+                covers,
+                group="?" if single is None else f"{single:g}",
+            )
             return
     if not {"reward_std", "advantage", "advantages", "advantage_mean"} & run.names():
         yield undecided("series.advantage-nan", "reward/advantage-nan", covers, "reward_std")
@@ -306,7 +410,16 @@ def judge_coefficient(run: Run) -> Iterator[Finding]:
     high = tail_level(beta.value) > 0.5
     if stuck or high:
         yield found(
-            "series.kl-coefficient", None, beta, len(beta) - 1, 0.2, covers, role="context", severity="warning", beta=short(beta.value[-1]), how="fixed" if stuck else "high"
+            "series.kl-coefficient",
+            None,
+            beta,
+            len(beta) - 1,
+            0.2,
+            covers,
+            role="context",
+            severity="warning",
+            beta=short(beta.value[-1]),
+            how="fixed" if stuck else "high",
         )
         return
     yield excluded("series.kl-coefficient", None, covers, beta, beta=short(beta.value[-1]))

@@ -81,7 +81,16 @@ def _one(run: Run, loss: Series, at: int, event: Event | None, covers: tuple[str
     admits = _admitted(run, event)
     if shift < -5 * spread and abs(shift) > 0.02 * abs(median(before)) and len(before) >= 8:
         weight = 0.72 if admits is not None else 0.5
-        finding = found("series.resume-data", "data/data-order-after-resume", loss, at, weight, covers, before=short(median(before)), after=short(median(after)))
+        finding = found(
+            "series.resume-data",
+            "data/data-order-after-resume",
+            loss,
+            at,
+            weight,
+            covers,
+            before=short(median(before)),
+            after=short(median(after)),
+        )
         finding.evidence = ([run.evidence(admits)] if admits is not None else []) + lead + finding.evidence
         return finding
     if first > 6 * spread and first > 0.03 * abs(median(before)):
@@ -102,7 +111,17 @@ def _one(run: Run, loss: Series, at: int, event: Event | None, covers: tuple[str
                 finding.evidence += lead
             return finding
     if admits is not None:
-        finding = found("series.resume-data", "data/data-order-after-resume", loss, at, 0.3, covers, role="precursor", before=short(median(before)), after=short(median(after)))
+        finding = found(
+            "series.resume-data",
+            "data/data-order-after-resume",
+            loss,
+            at,
+            0.3,
+            covers,
+            role="precursor",
+            before=short(median(before)),
+            after=short(median(after)),
+        )
         finding.evidence = [run.evidence(admits), *finding.evidence]
         return finding
     return None
@@ -126,18 +145,26 @@ def _rescaled(loss: Series, grad: Series, at: int) -> bool:
 
 def _admitted(run: Run, event: Event | None) -> Event | None:
     """A warning that the data loader's place was not restored."""
-    return next((e for e in run.events if any(words in e.text for words in NOT_RESUMABLE) and (event is None or e.source == event.source)), None)
+    return next(
+        (e for e in run.events if any(words in e.text for words in NOT_RESUMABLE) and (event is None or e.source == event.source)), None
+    )
 
 
 def _lost_state(run: Run, event: Event | None) -> Evidence | None:
     """A setting or line that says the optimizer state was not loaded."""
     for name, source, value, line in run.facts:
         key = name.lower().replace("-", "_")
-        if ("no_load_optim" in key or "reset_optimizer" in key or "finetune" == key.rpartition(".")[2]) and str(value).lower() in ("true", "1", "yes"):
+        if ("no_load_optim" in key or "reset_optimizer" in key or "finetune" == key.rpartition(".")[2]) and str(value).lower() in (
+            "true",
+            "1",
+            "yes",
+        ):
             return Evidence(source, line, f"{name} = {value}")
     for found_event in run.events:
         lower = found_event.text.lower()
-        if "optimizer" in lower and any(w in lower for w in ("not loaded", "not found", "reinitial", "from scratch", "without optimizer", "skip loading")):
+        if "optimizer" in lower and any(
+            w in lower for w in ("not loaded", "not found", "reinitial", "from scratch", "without optimizer", "skip loading")
+        ):
             if event is None or found_event.source == event.source:
                 return run.evidence(found_event)
     return None

@@ -95,7 +95,9 @@ def _falls(line: Series, share: float = 0.2) -> int | None:
         best = max(range(len(line)), key=lambda i: line.value[i] if math.isfinite(line.value[i]) else -math.inf)
         after = finite(line.value[best + 1 :])
         if len(after) >= 2 and max(after) < line.value[best] and tail_level(after) <= line.value[best] - share * abs(line.value[best]):
-            return next((i for i in range(best + 1, len(line)) if line.value[i] <= line.value[best] - 0.5 * share * abs(line.value[best])), best + 1)
+            return next(
+                (i for i in range(best + 1, len(line)) if line.value[i] <= line.value[best] - 0.5 * share * abs(line.value[best])), best + 1
+            )
     return None
 
 
@@ -109,7 +111,9 @@ def judge_hacking(run: Run) -> Iterator[Finding]:
         return
     early = median(clean[: max(4, len(clean) // 5)])
     gained = tail_level(clean) - early
-    rising = gained > max(3 * noise(clean) / math.sqrt(max(3, len(clean) // 10)), 0.05 * abs(early)) and departures(run)["reward-down"] is None
+    rising = (
+        gained > max(3 * noise(clean) / math.sqrt(max(3, len(clean) // 10)), 0.05 * abs(early)) and departures(run)["reward-down"] is None
+    )
     length = series(run, "response_length")
     signs: list[tuple[Series, int]] = []
     for line in _components(run, "val_score/") + _components(run, "reward/"):
@@ -159,10 +163,21 @@ def judge_collapse(run: Run) -> Iterator[Finding]:
     span = max(clean) - min(clean)
     drop = spot.baseline - spot.final
     if drop < 0.3 * max(abs(spot.baseline), 0.5 * span):
-        yield excluded("series.reward-collapse", "reward/reward-collapse", covers, reward, baseline=short(spot.baseline), final=short(spot.final))
+        yield excluded(
+            "series.reward-collapse", "reward/reward-collapse", covers, reward, baseline=short(spot.baseline), final=short(spot.final)
+        )
         return
     weight = 0.66 if drop >= 0.5 * max(abs(spot.baseline), 0.5 * span) else 0.5
-    yield found("series.reward-collapse", "reward/reward-collapse", reward, spot.index, weight, covers, baseline=short(spot.baseline), final=short(spot.final))
+    yield found(
+        "series.reward-collapse",
+        "reward/reward-collapse",
+        reward,
+        spot.index,
+        weight,
+        covers,
+        baseline=short(spot.baseline),
+        final=short(spot.final),
+    )
 
 
 def _swing(reward: Series, clean: list[float], covers: tuple[str, ...]) -> Iterator[Finding]:
@@ -193,7 +208,12 @@ def judge_preference(run: Run) -> Iterator[Finding]:
             return
         if not len(margin):
             margin = type(chosen)(
-                "reward_margin", [a - b for a, b in zip(chosen.value, rejected.value, strict=True)], chosen.step, chosen.time, chosen.source, chosen.line
+                "reward_margin",
+                [a - b for a, b in zip(chosen.value, rejected.value, strict=True)],
+                chosen.step,
+                chosen.time,
+                chosen.source,
+                chosen.line,
             )
     clean = finite(margin.value)
     if len(clean) < MIN_POINTS:
@@ -201,18 +221,50 @@ def judge_preference(run: Run) -> Iterator[Finding]:
         return
     half = clean[len(clean) // 2 :]
     right = level_tail(accuracy)
-    if median(half) < 0 and sum(v < 0 for v in half) >= 0.85 * len(half) and -median(half) > 0.5 * mad_sigma(half) and (right is None or right < 0.46):
+    if (
+        median(half) < 0
+        and sum(v < 0 for v in half) >= 0.85 * len(half)
+        and -median(half) > 0.5 * mad_sigma(half)
+        and (right is None or right < 0.46)
+    ):
         start = _inverted_from(margin)
         cause = "data/preference-inverted" if "reward_chosen" in run.names() or len(accuracy) else "reward/reward-inverted"
         more = [(accuracy, i)] if (i := _at(accuracy, margin, start)) is not None else []
-        yield found("series.preference-inverted", cause, margin, start, 0.7, covers, more, final=short(tail_level(half)), accuracy="?" if right is None else f"{right:.2f}")
+        yield found(
+            "series.preference-inverted",
+            cause,
+            margin,
+            start,
+            0.7,
+            covers,
+            more,
+            final=short(tail_level(half)),
+            accuracy="?" if right is None else f"{right:.2f}",
+        )
         return
     best = max(clean[: max(4, len(clean) * 4 // 5)])
     spot = departure(margin.value, up=False, k=5.0, relative=0.3, floor=0.02)
     if spot is not None and spot.final <= 0.4 * spot.baseline and (right is None or right < 0.62):
-        yield found("series.margin-collapse", "reward/margin-collapse", margin, spot.index, 0.68, covers, baseline=short(spot.baseline), final=short(spot.final))
+        yield found(
+            "series.margin-collapse",
+            "reward/margin-collapse",
+            margin,
+            spot.index,
+            0.68,
+            covers,
+            baseline=short(spot.baseline),
+            final=short(spot.final),
+        )
         return
-    yield excluded("series.preference", "reward/margin-collapse", covers, margin, best=short(best), final=short(tail_level(clean)), low=tail_level(clean) < MARGIN_LOW)
+    yield excluded(
+        "series.preference",
+        "reward/margin-collapse",
+        covers,
+        margin,
+        best=short(best),
+        final=short(tail_level(clean)),
+        low=tail_level(clean) < MARGIN_LOW,
+    )
 
 
 def level_tail(line: Series) -> float | None:
@@ -239,15 +291,32 @@ def judge_distributions(run: Run) -> Iterator[Finding]:
     count = min(len(chosen), len(rejected))
     below = [i for i in range(count) if chosen.value[i] < rejected.value[i]]
     if len(below) >= max(1, 0.7 * count):
-        yield found("series.reward-inverted", "reward/reward-inverted", chosen, below[0], 0.65, covers, [(rejected, below[0])], readings=len(below))
+        yield found(
+            "series.reward-inverted", "reward/reward-inverted", chosen, below[0], 0.65, covers, [(rejected, below[0])], readings=len(below)
+        )
         return
     spread = max(level(wide_a) if len(wide_a) else 0.0, level(wide_b) if len(wide_b) else 0.0)
     gap = level(chosen) - level(rejected)
     overlap = _overlap(gap, spread) if spread else None
     if spread > 2.0:
-        yield found("series.reward-unnormalised", "reward/reward-swing", wide_a if len(wide_a) else chosen, 0, 0.45, (*covers, "Q6"), spread=short(spread))
+        yield found(
+            "series.reward-unnormalised",
+            "reward/reward-swing",
+            wide_a if len(wide_a) else chosen,
+            0,
+            0.45,
+            (*covers, "Q6"),
+            spread=short(spread),
+        )
         return
-    yield excluded("series.reward-distributions", "reward/reward-inverted", covers, chosen, gap=short(gap), overlap="?" if overlap is None else f"{overlap:.0%}")
+    yield excluded(
+        "series.reward-distributions",
+        "reward/reward-inverted",
+        covers,
+        chosen,
+        gap=short(gap),
+        overlap="?" if overlap is None else f"{overlap:.0%}",
+    )
 
 
 def _overlap(gap: float, spread: float) -> float:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from forensics.run import Run, Series
 
 REWARD_NAMES = ("reward", "reward_std", "frac_zero_std", "reward_total")
-RL_NAMES = frozenset({"kl", "kl_loss", "policy_loss", "reward_std", "response_length", "frac_zero_std", "clip_fraction", "kl_coef", "value_loss", "reward"})
+RL_NAMES = frozenset(
+    {"kl", "kl_loss", "policy_loss", "reward_std", "response_length", "frac_zero_std", "clip_fraction", "kl_coef", "value_loss", "reward"}
+)
 PREFERENCE_NAMES = frozenset({"reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"})
 HEALTH: dict[str, tuple[bool, float, float]] = {  # metric: (bad direction is up, least absolute change, least relative change)
     "loss": (True, 0.02, 0.08),
@@ -108,12 +110,24 @@ def found(
 def excluded(rule: str, cause: str | None, covers: tuple[str, ...], line: Series | None = None, index: int = -1, **facts: Any) -> Finding:
     """The cause is ruled out by this reading."""
     evidence = [where(line, index)] if line is not None and len(line) else []
-    return Finding(rule=rule, outcome="excluded", cause=cause, role="context", weight=0.0, severity="info", evidence=evidence, covers=covers, facts=facts)
+    return Finding(
+        rule=rule,
+        outcome="excluded",
+        cause=cause,
+        role="context",
+        weight=0.0,
+        severity="info",
+        evidence=evidence,
+        covers=covers,
+        facts=facts,
+    )
 
 
 def undecided(rule: str, cause: str | None, covers: tuple[str, ...], needs: str, **facts: Any) -> Finding:
     """Not enough was recorded; `needs` is the key of the gap in rules/words/steps.toml."""
-    return Finding(rule=rule, outcome="undecided", cause=cause, role="context", weight=0.0, severity="info", covers=covers, needs=needs, facts=facts)
+    return Finding(
+        rule=rule, outcome="undecided", cause=cause, role="context", weight=0.0, severity="info", covers=covers, needs=needs, facts=facts
+    )
 
 
 def rounded(run: Run, source: str) -> bool:

@@ -33,7 +33,9 @@ def _per_rank(run: Run, name: str) -> dict[int, Series]:
 def judge_straggler(run: Run) -> Iterator[Finding]:
     """One rank whose own part of the step is far above everyone else's while they wait for it."""
     covers = ("L4.3", "Q3", "L4.4")
-    names = [n for n in OWN_TIME if n in run.names()] + sorted(n for n in run.names() if n.startswith("time/") and n.endswith(("data", "compute", "forward")))
+    names = [n for n in OWN_TIME if n in run.names()] + sorted(
+        n for n in run.names() if n.startswith("time/") and n.endswith(("data", "compute", "forward"))
+    )
     for name in [*names[:6], "step_time"]:
         lines = _per_rank(run, name)
         if len(lines) < 2:
@@ -43,14 +45,28 @@ def judge_straggler(run: Run) -> Iterator[Finding]:
         worst = max(late, key=lambda r: late[r])
         others = [v for r, v in late.items() if r != worst]
         pace = tail_level(series(run, "step_time").value) if "step_time" in run.names() else late[worst]
-        alone = late[worst] > max(3 * max(max(others), 1e-9), middle + 0.3 * max(pace, 1e-9)) if name != "step_time" else late[worst] > 1.5 * max(others)
+        alone = (
+            late[worst] > max(3 * max(max(others), 1e-9), middle + 0.3 * max(pace, 1e-9))
+            if name != "step_time"
+            else late[worst] > 1.5 * max(others)
+        )
         if not alone or late[worst] < 0.05:
             continue
         line = lines[worst]
         index = _first_slow(line)
         weight = 0.72 if late[worst] > 0.5 * pace else 0.55
         yield found(
-            "series.straggler", "comms/straggler", line, index, weight, covers, rank=worst, ranks=[worst], host=_host(run, worst), slow=short(late[worst]), others=short(middle)
+            "series.straggler",
+            "comms/straggler",
+            line,
+            index,
+            weight,
+            covers,
+            rank=worst,
+            ranks=[worst],
+            host=_host(run, worst),
+            slow=short(late[worst]),
+            others=short(middle),
         )
         return
     yield undecided("series.straggler", "comms/straggler", covers, "step_time_per_rank")
@@ -96,7 +112,9 @@ def judge_slow(run: Run) -> Iterator[Finding]:
     hit = _slow_from(run)
     if hit is None:
         line = step if len(step) else next(series(run, name) for name in RATES if len(series(run, name)))
-        yield excluded("series.slow-step", "training/slow-step", covers, line, level=short(level(line)), slow=len(step) > 0 and level(step) > 1.0)
+        yield excluded(
+            "series.slow-step", "training/slow-step", covers, line, level=short(level(line)), slow=len(step) > 0 and level(step) > 1.0
+        )
         return
     line, index, before, after = hit
     length = departure_of_length(run)
@@ -134,7 +152,9 @@ def judge_data(run: Run) -> Iterator[Finding]:
         yield undecided("series.slow-dataloader", "data/slow-dataloader", covers, "data_time")
         return
     ranks = _per_rank(run, "data_time")
-    everyone = len(ranks) < 2 or sum(tail_level(r.value) > 0.3 * max(tail_level(data.value), 1e-9) for r in ranks.values()) > 0.7 * len(ranks)
+    everyone = len(ranks) < 2 or sum(tail_level(r.value) > 0.3 * max(tail_level(data.value), 1e-9) for r in ranks.values()) > 0.7 * len(
+        ranks
+    )
     if share >= DATA_SHARE and everyone and tail_level(line.value) > 0.05:
         yield found("series.slow-dataloader", "data/slow-dataloader", line, start, 0.58, covers, share=f"{min(share, 1.0):.0%}")
         return
@@ -148,7 +168,12 @@ def judge_recompiles(run: Run) -> Iterator[Finding]:
     heads = [e for e in events if "Recompiling" in e.text] or events
     if len(heads) >= RECOMPILES:
         first, last = heads[0], heads[-1]
-        spread = run.ended is None or last.time is None or run.started is None or last.time - run.started > 0.3 * max(1.0, run.ended - run.started)
+        spread = (
+            run.ended is None
+            or last.time is None
+            or run.started is None
+            or last.time - run.started > 0.3 * max(1.0, run.ended - run.started)
+        )
         if spread:
             yield Finding(
                 rule="series.recompiles",
