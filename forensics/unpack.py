@@ -6,7 +6,6 @@ or size.  Nothing is executed, and permissions in the archive are ignored.
 
 from __future__ import annotations
 
-import io
 import shutil
 import tarfile
 import zipfile
@@ -77,7 +76,7 @@ Member = tuple[str, int, Callable[[], "IO[bytes] | None"]]
 
 
 def _tar(path: Path, note: Callable[[str], None]) -> Iterator[Member]:
-    with open_plain(path) as stream, tarfile.open(fileobj=io.BufferedReader(stream, 1 << 20), mode="r|") as tar:  # type: ignore[arg-type]
+    with open_plain(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             if member.isdir():
                 continue
