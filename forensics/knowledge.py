@@ -141,7 +141,7 @@ def _signature(entry: dict[str, Any], path: Path) -> Signature:
         cause = entry.get("cause")
         if role not in ROLES:
             raise PackError(f"{path}: {name}: role {role!r} is none of {', '.join(ROLES)}")
-        if cause is None and role in ("root", "consequence", "precursor"):
+        if cause is None and role in ("root", "consequence"):
             raise PackError(f"{path}: {name}: a {role} needs a cause")
         literals = tuple([literal] if isinstance(literal, str) else literal)
         if not literals or any(len(text) < 4 for text in literals):
