@@ -17,7 +17,6 @@ SYSLOG_HOST = regex.compile(
     r"^(?:<\d+>)?(?:\S{3,6} +\d{1,2} \d\d:\d\d:\d\d\S*|\d{4}-\d\d-\d\dT\S+) (?P<host>[A-Za-z0-9][\w.-]{0,63}) [\w./-]+(?:\[\d+\])?: "
 )
 PCI = regex.compile(r"(?:(?P<domain>[0-9a-fA-F]{4,8}):)?(?P<bus>[0-9a-fA-F]{2}):(?P<device>[0-9a-fA-F]{2})(?:\.(?P<function>[0-7]))?")
-COMM = r"(?P<comm>[^\s\[\]:;][^\[\]:;]{0,15}?)"  # a task name is cut to 15 characters and may hold spaces
 
 KEEP = 60  # events of one kind about one device that are kept apart; later ones are only counted on the last
 

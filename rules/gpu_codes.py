@@ -1,4 +1,4 @@
-"""The catalogues of Xid, SXid and NVLink5 codes (`rules/catalogue`), read once."""
+"""The catalogues of Xid, SXid and NVLink5 codes and of reasons to set lines aside (`rules/catalogue`), read once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def xids() -> dict[int, Code]:
             entry["meaning"],
             entry["action"],
             bool(entry.get("drain")),
-        )  # fmt: skip
+        )
         for number, entry in _read("xid.toml").items()
     }
 
@@ -69,6 +69,12 @@ def xid(number: int) -> Code:
     return xids().get(number) or Code(
         number, "", "driver", 0.3, "infra/gpu-hang", unknown, unknown, {"en": "look it up", "zh": "查阅该代码"}
     )
+
+
+@cache
+def reasons() -> dict[str, dict[str, str]]:
+    """Why lines are set aside: reason -> language -> words."""
+    return _read("reasons.toml")
 
 
 @cache

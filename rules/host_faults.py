@@ -3,6 +3,7 @@ PCI Express."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ LEAD_IN = 300.0  # seconds before a panic in which hung tasks, oopses and machin
 FLOOD = 1.0  # corrected PCIe errors per second, kept up, that are more than the usual background
 LOST_NEAR = 3600.0  # seconds around such a flood in which a GPU that can no longer be read makes it the link's fault
 SILENT = 60.0  # seconds by which a node's logs must end before the others'
+NAMED_GPU = re.compile(r"\bGPU ?((?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 LIBRARIES = (
     ("libnccl", "nccl"),
     ("libcuda", "cuda"),
@@ -187,8 +189,9 @@ def judge_crash(run: Run) -> Iterable[Finding]:
     for event in ordered(run.kind("segfault")):
         facts = _crash_facts(event)
         mine = view.ours(event.pid, str(event.fields.get("comm") or ""))
-        if view.phase(event) in ("before", "after"):
-            yield view.excluded("crash.aside", [event], "infra/native-crash", "before", facts=facts)
+        phase = view.phase(event)
+        if phase == "before" or (phase == "after" and mine is not True):
+            yield view.excluded("crash.aside", [event], "infra/native-crash", phase, facts=facts)
         elif mine is False:
             yield view.excluded("crash.aside", [event], "infra/native-crash", "other-process", facts=facts)
         elif view.went_on(event):
@@ -244,47 +247,36 @@ def _flood(view: View, events: list[Event], fallen: list[Event]) -> Iterator[Fin
     begin = first.stamp.seconds if first.stamp else None
     end = max((float(e.fields.get("last_seconds") or (e.stamp.seconds if e.stamp else 0.0)) for e in events), default=None)
     rate = count / max(end - begin, 1.0) if begin is not None and end is not None and end >= begin else None
-    unreadable = _unreadable(view)
+    unreadable = [e for e in ordered(run.kind("gpu_status", "nvml_error")) if view.phase(e) in ("during", "unknown")]
     facts = _pcie_facts(first) | {"count": count, "rate": round(rate, 2) if rate is not None else "?"}
     near = fallen or [
-        place
-        for place in unreadable
-        if place.time is None
-        or first.time is None
-        or -LOST_NEAR <= place.time - first.time <= LOST_NEAR
-        or (last.time is not None and abs(place.time - last.time) <= LOST_NEAR)
+        e
+        for e in unreadable
+        if e.time is None or first.time is None or first.time - LOST_NEAR <= e.time <= (last.time or first.time) + LOST_NEAR
     ]
     inside = [e for e in events if view.phase(e) in ("during", "unknown")]
     if inside and near and not view.went_on(inside[-1]) and count >= 10:
+        weight = 0.7 if rate is not None and rate >= FLOOD else 0.55
+        lost = next((gpu for e in near if (gpu := e.gpu or _named_gpu(e.text))), None)
         finding = view.finding(
-            "pcie.flood", inside, "infra/pcie-error", "root", 0.7 if rate is not None and rate >= FLOOD else 0.55, facts=facts
+            "pcie.flood",
+            [*inside[:3], *near[:2]],
+            "infra/pcie-error",
+            "root",
+            weight,
+            facts=facts | {"lost": lost or "?"},
+            gpu=lost,
+            count=count,
         )
-        finding.evidence = [*finding.evidence[:3], *[p for p in near if isinstance(p, Evidence)][:2]]
-        lost = next((p.gpu for p in near if not isinstance(p, Evidence) and p.gpu), None)
-        finding.gpu = lost or (_unreadable_gpu(view) if unreadable else None)
-        finding.count = count
+        finding.rank = next((rank for e in near if (rank := view.rank(e)) is not None), finding.rank)
         yield finding
         return
     yield view.excluded("pcie.corrected", events, "infra/pcie-error", "corrected", facts=facts, count=count)
 
 
-def _unreadable(view: View) -> list[Evidence]:
-    """Samples where a GPU answered with an error instead of values."""
-    frame = view.run.samples
-    if frame is None or not frame.height or "status" not in frame.columns:
-        return []
-    rows = frame.filter(frame["status"].is_not_null()).head(3)
-    return [Evidence(row["source"], int(row["line"] or 0), str(row["status"]), row.get("time")) for row in rows.iter_rows(named=True)]
-
-
-def _unreadable_gpu(view: View) -> str | None:
-    frame = view.run.samples
-    if frame is None or "status" not in frame.columns:
-        return None
-    for row in frame.filter(frame["status"].is_not_null()).head(20).iter_rows(named=True):
-        if row.get("pci") or row.get("gpu"):
-            return str(row.get("pci") or row["gpu"])
-    return None
+def _named_gpu(text: str) -> str | None:
+    found = NAMED_GPU.search(text)
+    return found[1] if found else None
 
 
 def _pcie_facts(event: Event) -> dict[str, Any]:

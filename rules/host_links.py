@@ -208,7 +208,7 @@ def _links(view: View) -> Iterator[Finding]:
         fast = device.startswith(FAST) or str(first.fields.get("driver") or "").startswith(FAST) or first.fields.get("port") is not None
         weight = 0.75 if fast else 0.2 if device.startswith(MANAGEMENT) else 0.5
         if back is not None and back <= FLAP:
-            weight -= 0.1
+            weight = min(weight, 0.35)  # connections over it live through their retries
         if not view.at_end(first, 2 * NEAR) and first.time is not None:
             weight *= 0.6
         cause = "comms/ib-error" if fast else "infra/nic-failure"

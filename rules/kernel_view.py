@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Evidence, Finding
+from rules.gpu_codes import reasons
 
 if TYPE_CHECKING:
     from forensics.run import Run
@@ -84,6 +85,7 @@ class View:
     boots: dict[str, list[Event]] = field(default_factory=dict)  # file -> boots after its first line, in order of lines
     pids: set[int] = field(default_factory=set)  # processes the run's own lines name
     gpus: dict[tuple[str | None, str], str] = field(default_factory=dict)  # (host, pci) -> index, from samples
+    dated: bool = True  # whether the training log tells its own times up to its end
 
     def __post_init__(self) -> None:
         for event in self.run.kind("boot"):
@@ -101,12 +103,26 @@ class View:
             pid = event.fields.get("pid")
             if isinstance(pid, int):
                 self.pids.add(pid)
+        self.dated = self._dated()
         frame = self.run.samples
         if frame is not None and frame.height and {"gpu", "pci"} <= set(frame.columns):
             names = ["host", "pci", "gpu"] if "host" in frame.columns else ["pci", "gpu"]
             for row in frame.select(names).unique().iter_rows(named=True):
                 if row["pci"] and row["gpu"]:
                     self.gpus[(row.get("host"), row["pci"])] = str(row["gpu"])
+
+    def _dated(self) -> bool:
+        """A log that stamps only its first lines says nothing of when it ended."""
+        place = self.run.last_progress_at
+        info = self.run.files.get(place.file) if place is not None else None
+        if place is None or info is None or info.lines < 20:
+            return True
+        late = (
+            e for e in self.run.events if e.source == place.file and e.line >= 0.7 * info.lines and e.stamp is not None and not e.inherited
+        )
+        if next(late, None) is not None:
+            return True
+        return self.run.started is None or self.run.ended is None or self.run.ended - self.run.started > BEFORE
 
     # --- when
 
@@ -128,7 +144,7 @@ class View:
             return "unknown"
         if run.started is not None and event.time < run.started - BEFORE:
             return "before"
-        if run.ended is not None and event.time > run.ended + AFTER:
+        if self.dated and run.ended is not None and event.time > run.ended + AFTER:
             return "after"
         return "during"
 
@@ -141,6 +157,8 @@ class View:
         """Whether the event is close to the instant training stopped: its last progress or its last line."""
         if event.time is None:
             return False
+        if not self.dated:
+            return True
         marks = [mark for mark in (self.run.last_progress, self.run.ended) if mark is not None]
         return not marks or any(abs(event.time - mark) <= near for mark in marks) or (min(marks) <= event.time <= max(marks))
 
@@ -221,7 +239,8 @@ class View:
 
     def excluded(self, rule: str, events: list[Event], cause: str | None, reason: str, **more: Any) -> Finding:
         """A finding that says why `events` are not what ended the run: `before`, `boot`, `went-on`, `other-process`, `corrected` …"""
-        facts = {"reason": reason, **more.pop("facts", {})}
+        words = reasons()[reason]
+        facts = {"aside": reason, "reason": words["en"], "reason_zh": words["zh"], **more.pop("facts", {})}
         return self.finding(
             rule, events, cause, "recovery" if reason == "went-on" else "context", 0.0, outcome="excluded", facts=facts, **more
         )

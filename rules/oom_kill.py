@@ -71,7 +71,7 @@ def verdict(view: View, event: Event, jobs: set[str]) -> tuple[str, float]:
     if view.earlier_boot(event):
         return "boot", 0.0
     phase = view.phase(event)
-    if phase in ("before", "after"):
+    if phase == "before":
         return phase, 0.0
     groups = " ".join(str(event.fields.get(name) or "") for name in ("memcg", "task_memcg"))
     told = {a or b for a, b in JOB.findall(groups)}
@@ -82,6 +82,8 @@ def verdict(view: View, event: Event, jobs: set[str]) -> tuple[str, float]:
         mine = True
     if told & jobs:
         mine = True
+    if phase == "after" and mine is not True:
+        return phase, 0.0
     if view.went_on(event):
         return "went-on", 0.0
     if event.fields.get("no_victim"):

@@ -27,6 +27,7 @@ ECC = frozenset({48, 64, 94, 95, 140, 171, 172, 175})
 NEEDS_RESET = frozenset({46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143, 158, 173})  # leave a GPU that must be reset before reuse
 CALLER = frozenset({119, 120})
 RESET_ACTIONS = ("Reset", "Reboot", "Drain")
+Place = tuple[str | None, str, int]  # host, GPU, code
 
 
 def judge(run: Run) -> Iterable[Finding]:
@@ -40,12 +41,13 @@ def judge(run: Run) -> Iterable[Finding]:
     for reason, group in aside.items():
         yield from _set_aside(view, reason, group, repeated)
     yield from _dirty(view, aside.get("before", []) + aside.get("boot", []))
+    told: set[Place] = set()
     by_host: dict[str | None, list[Event]] = defaultdict(list)
     for event in usable:
         by_host[view.host(event)].append(event)
     for group in by_host.values():
         for burst in bursts(group, QUIET):
-            yield from _burst(view, burst, repeated)
+            yield from _burst(view, burst, repeated, told)
 
 
 def code_of(event: Event) -> int:
@@ -92,9 +94,9 @@ def _foreign(view: View, event: Event, entry: Code) -> bool:
     return mine is not True and not view.at_end(event)
 
 
-def _repeated(view: View, events: list[Event]) -> dict[tuple[str | None, str, int], list[Event]]:
+def _repeated(view: View, events: list[Event]) -> dict[Place, list[Event]]:
     """(host, GPU, code) of program-type codes -> the first line of each process that failed with it there."""
-    seen: dict[tuple[str | None, str, int], dict[Any, Event]] = defaultdict(dict)
+    seen: dict[Place, dict[Any, Event]] = defaultdict(dict)
     for event in events:
         pci = event.fields.get("pci")
         if xid(code_of(event)).kind == "application" and pci:
@@ -104,7 +106,7 @@ def _repeated(view: View, events: list[Event]) -> dict[tuple[str | None, str, in
     return {key: ordered(first.values()) for key, first in seen.items()}
 
 
-def _set_aside(view: View, reason: str, group: list[Event], repeated: dict[tuple[str | None, str, int], list[Event]]) -> Iterator[Finding]:
+def _set_aside(view: View, reason: str, group: list[Event], repeated: dict[Place, list[Event]]) -> Iterator[Finding]:
     by_code: dict[int, list[Event]] = defaultdict(list)
     for event in group:
         by_code[code_of(event)].append(event)
@@ -133,8 +135,9 @@ def _dirty(view: View, group: list[Event]) -> Iterator[Finding]:
     )
 
 
-def _burst(view: View, burst: list[Event], repeated: dict[tuple[str | None, str, int], list[Event]]) -> Iterator[Finding]:
-    causes = [e for e in burst if can_be_cause(e)]
+def _burst(view: View, burst: list[Event], repeated: dict[Place, list[Event]], told: set[Place]) -> Iterator[Finding]:
+    deadly = {(e.fields.get("pci"), e.fields.get("caused_by")) for e in burst}
+    causes = [e for e in burst if can_be_cause(e) or (e.fields.get("pci"), code_of(e)) in deadly]
     named = _named_by_45(burst, {code_of(e) for e in causes})
     survived = view.went_on(burst[-1]) and all(view.went_on(e) for e in burst)
     if survived:
@@ -152,7 +155,7 @@ def _burst(view: View, burst: list[Event], repeated: dict[tuple[str | None, str,
         entry = xid(code)
         yield view.finding("xid.named", [event], entry.cause, "root", max(0.5, entry.weight - 0.1), facts=_facts(view, event, entry))
     else:
-        yield from _program(view, burst, repeated)
+        yield from _program(view, burst, repeated, told)
 
 
 def _root(causes: list[Event], hardware: list[Event], burst: list[Event]) -> Event | None:
@@ -243,7 +246,7 @@ def _rank(view: View, event: Event, pid: int | None) -> int | None:
     return pci if pci is not None else view.rank(event, pid) if pid is not None else None
 
 
-def _program(view: View, burst: list[Event], repeated: dict[tuple[str | None, str, int], list[Event]]) -> Iterator[Finding]:
+def _program(view: View, burst: list[Event], repeated: dict[Place, list[Event]], told: set[Place]) -> Iterator[Finding]:
     program = [e for e in burst if xid(code_of(e)).kind == "application"]
     handled = [e for e in burst if xid(code_of(e)).kind == "precursor" or (144 <= code_of(e) <= 150)]
     if handled:
@@ -262,6 +265,9 @@ def _program(view: View, burst: list[Event], repeated: dict[tuple[str | None, st
     elsewhere = [k for k in repeated if k[2] == entry.number and k[1:2] != key[1:2]]
     facts = _facts(view, first, entry)
     if len(history) >= REPEATS and not elsewhere:
+        if key in told:
+            return
+        told.add(key)
         places = {str(e.fields.get("client") or e.fields.get("unit")) for e in history if e.fields.get("client") or e.fields.get("unit")}
         same_place = len(places) == 1
         weight = min(0.85, 0.6 + 0.05 * (len(history) - REPEATS) + (0.1 if same_place else 0.0))
