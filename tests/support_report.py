@@ -91,7 +91,7 @@ def lost_gpu(world: int = 8, extra: str = "") -> PostMortem:
             Mark(FAIL + 1800.4, "nccl", hang, train, 48211, "error"), Mark(end - 1, "scheduler", "JOB 88121 FAILED exit code 1", "slurm.out", 88, "error"),
         ],
         ranks=[
-            RankRow(r, hosts[r // per_host], str(r % per_host), STEPS - 1 if r != bad else STEPS - 1, end - 2 if r != bad else FAIL - 1.1,
+            RankRow(r, hosts[r // per_host], str(r % per_host), STEPS - 1, end - 2 if r != bad else FAIL - 1.1,
                     "ALLREDUCE #88213" if r != bad else "ALLREDUCE #88212", None if r == bad else Cited(f"logs/train.rank{r}.log", 48211, hang.replace("Rank 0", f"Rank {r}"), FAIL + 1800.4), "SIGABRT" if r != bad else None, r == bad)
             for r in range(world)
         ],

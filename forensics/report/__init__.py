@@ -1,7 +1,7 @@
 """Words and pictures: one model in, text out.
 
-    report = Report(model)            # model: forensics.report.model.PostMortem
-    report.html("zh"); report.markdown(); report.json(); report.print()
+report = Report(model)            # model: forensics.report.model.PostMortem
+report.html("zh"); report.markdown(); report.json(); report.print()
 """
 
 from __future__ import annotations

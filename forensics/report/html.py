@@ -63,6 +63,7 @@ def _render(view: View) -> str:
         plotly=plotly["packed"] if data["lanes"] or data["marks"] else "",
         state=base64.b64encode(gzip.compress(json.dumps(state, separators=(",", ":")).encode(), 9, mtime=0)).decode(),
         onion=_onion(view),
+        sentence=_sentence(view),
         groups=view.groups(),
         grid=_grid(view),
         layers=_layers(view),
@@ -82,7 +83,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters.update(coloured=_coloured, show=lambda v, limit=t.LINE_LIMIT: t.visible(str(v), limit), bytes=t.size, number=t.number, clock=t.clock)
+    env.filters.update(
+        coloured=_coloured, show=lambda v, limit=t.LINE_LIMIT: t.visible(str(v), limit), bytes=t.size, number=t.number, clock=t.clock
+    )
     return env
 
 
@@ -127,11 +130,17 @@ def _coloured(text: str) -> Markup:
     return out + escape(text[end:])
 
 
+def _sentence(view: View) -> Markup:
+    """The sentence, its time kept on one line."""
+    sentence, when = escape(view.sentence), escape(view.when)
+    return Markup(sentence.replace(when, Markup("<time>{}</time>").format(view.when))) if view.when else sentence
+
+
 def _onion(view: View) -> list[dict[str, Any]]:
     """Six circles that touch at the bottom, so that each layer has a crescent for its name."""
     out = []
     for index, layer in enumerate(LAYERS):
-        radius = 168 - 25 * index
+        radius = 168 - 23 * index
         out.append(
             {
                 "layer": layer,
@@ -139,7 +148,7 @@ def _onion(view: View) -> list[dict[str, Any]]:
                 "state": view.layer_state(layer),
                 "r": radius,
                 "cy": 340 - radius,
-                "y": 340 - 2 * radius + (30 if index < 5 else radius + 4),
+                "y": 340 - 2 * radius + (29 if index < 5 else radius + 4),
             }
         )
     return out
@@ -170,7 +179,7 @@ def _grid(view: View) -> dict[str, Any]:
 
 
 def _rank_rows(view: View) -> list[list[Any]]:
-    rows = sorted(view.page.ranks, key=lambda r: (r.rank))[:RANK_ROWS]
+    rows = sorted(view.page.ranks, key=lambda r: r.rank)[:RANK_ROWS]
     tone = {rank: group for group in view.groups() for rank in group.ranks}
     out = []
     for row in rows:
@@ -200,11 +209,21 @@ def _layers(view: View) -> list[dict[str, Any]]:
             items = view.findings(outcome, layer)
             by_outcome[outcome] = {
                 "count": len(items),
-                "items": [{**item, "quotes": [q for q in map(view.quote, (item.get("evidence") or [])[:3]) if q]} for item in items[:FINDINGS]],
+                "items": [
+                    {**item, "quotes": [q for q in map(view.quote, (item.get("evidence") or [])[:3]) if q]} for item in items[:FINDINGS]
+                ],
             }
         if layer != "other" or any(o["count"] for o in by_outcome.values()):
             label = view.words("layers.other") if layer == "other" else view.words(f"layer.{layer}")
-            out.append({"layer": layer, "label": label, "long": view.words.get(f"layer_long.{layer}", ""), "outcomes": by_outcome, "state": view.layer_state(layer)})
+            out.append(
+                {
+                    "layer": layer,
+                    "label": label,
+                    "long": view.words.get(f"layer_long.{layer}", ""),
+                    "outcomes": by_outcome,
+                    "state": view.layer_state(layer),
+                }
+            )
     return out
 
 

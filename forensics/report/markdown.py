@@ -26,7 +26,8 @@ def render_markdown(model: PostMortem, lang: str = "en") -> str:
         head += [escape(_cut(v.summary, 600)), ""]
     head += [
         f"- **{w('confidence.label')}:** {v.confidence_words} ({v.percent})",
-        f"- **{w('restart.label')}:** {escape(v.restart_words)}" + (f". {escape(_cut(str(v.advice['why']), 240))}" if v.advice.get("why") else ""),
+        f"- **{w('restart.label')}:** {escape(v.restart_words)}"
+        + (f". {escape(_cut(str(v.advice['why']), 240))}" if v.advice.get("why") else ""),
     ]
     if v.where:
         head.append(f"- **{w('first.culprit')}:** {escape(v.where)}")

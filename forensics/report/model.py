@@ -15,7 +15,9 @@ Text = str | dict[str, str]
 
 LANGUAGES = ("en", "zh")
 # Strings under these keys name things that other programs look up; only secrets are taken out of them, never an e-mail-like part.
-NAMES = frozenset({"file", "path", "source", "host", "hosts", "rule", "cause", "layer", "role", "exclude_hosts", "name", "schema", "version"})
+NAMES = frozenset(
+    {"file", "path", "source", "host", "hosts", "rule", "cause", "layer", "role", "exclude_hosts", "name", "schema", "version"}
+)
 
 
 @dataclass(slots=True)

@@ -117,7 +117,7 @@
     const top = 26, bottom = 44;
     const traces = [];
     const layout = {
-      width, height: inner + top + bottom, margin: { l: narrow ? 52 : 70, r: 14, t: top, b: bottom }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      width, height: inner + top + bottom, margin: { l: narrow ? 58 : 86, r: 14, t: top, b: bottom }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink }, showlegend: false, hovermode: "closest", dragmode: narrow ? false : "zoom",
       hoverlabel: { bgcolor: isDark ? "#20262e" : "#fff", bordercolor: soft, font: { color: isDark ? "#e9ecf0" : "#161a20", size: 12 }, align: "left" },
       xaxis: { type: timed ? "date" : "linear", gridcolor: line, linecolor: line, zeroline: false, tickfont: { color: soft }, anchor: "free", position: 0, side: "bottom", hoverformat: timed ? "%H:%M:%S" : "", nticks: narrow ? 4 : 10 },
@@ -142,7 +142,7 @@
         return;
       }
       const useLog = log && lane.log && lane.curves.some((c) => c.y.some((v) => v > 0));
-      layout[name] = { domain, anchor: "x", type: useLog ? "log" : "linear", gridcolor: line, zeroline: false, linecolor: line, tickfont: { color: soft, size: 11 }, fixedrange: true, nticks: 4, exponentformat: "e", rangemode: lane.unit ? "tozero" : "normal" };
+      layout[name] = { domain, anchor: "x", type: useLog ? "log" : "linear", gridcolor: line, zeroline: false, linecolor: line, tickfont: { color: soft, size: 11 }, fixedrange: true, nticks: 4, exponentformat: lane.unit ? "none" : "e", rangemode: lane.unit ? "tozero" : "normal" };
       lane.curves.forEach((curve, k) => {
         const x = curve.x.map((v) => v + curve.x0 + (timed ? plot.zone : 0));
         const tint = curve.culprit ? hot : tints[k % tints.length === 1 ? 5 : k % tints.length];
@@ -185,7 +185,15 @@
       Element.prototype.setAttribute = function (name, value) { if (name === "style" && this.style) this.style.cssText = value; else set.call(this, name, value); };
       const script = document.createElement("script");
       script.textContent = await unpack("plotly");
+      /* The bundle also brings the style sheet of a map library; maps are not drawn here and the policy would refuse it. */
+      const make = document.createElement;
+      document.createElement = function (name, ...more) {
+        const element = make.call(document, name, ...more);
+        if (name === "style") Object.defineProperty(element, "textContent", { set() {} });
+        return element;
+      };
       document.head.append(script);
+      document.createElement = make;
       $("plotly").remove();
       draw();
     } catch (error) {

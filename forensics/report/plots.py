@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ METRIC_LANES: dict[str, tuple[str, ...]] = {
     "learning_rate": ("learning_rate",),
     "step_time": ("step_time",),
 }
-TRACK_LANES = (("memory_used", "MiB"), ("utilization", "%"), ("power", "W"), ("temperature", "°C"))
+TRACK_LANES = (("memory_used", "GiB"), ("utilization", "%"), ("power", "W"), ("temperature", "°C"))
 LINEAR = frozenset({"learning_rate"})
 SOURCES = ("kernel", "scheduler", "gpu", "nccl", "train")
 SEVERITY = {"fatal": 0, "error": 1, "warning": 2, "info": 3, "debug": 4}
@@ -35,6 +35,7 @@ CURVES = 8  # curves in one lane
 EXTRA_LANES = 4  # metrics outside METRIC_LANES that get a lane of their own
 GPUS = 16  # GPUs drawn
 MARKS = 400
+Row = tuple[str, Sequence[float | None], Sequence[float | None], Sequence[float | None]]  # label, x, value, step
 TOTAL_POINTS = 60_000  # of the whole plot; keeps the page within its size
 
 
@@ -55,7 +56,9 @@ def thin(x: np.ndarray, y: np.ndarray, limit: int = CURVE_POINTS, after: float =
     room = max(16, limit - len(bad) - len(tail)) // 2 * 2
     chosen = finite
     if len(finite) > room:
-        picked = MinMaxDownsampler().downsample(np.ascontiguousarray(y[finite], dtype=np.float64), n_out=room)
+        picked = MinMaxDownsampler().downsample(  # type: ignore[no-untyped-call]
+            np.ascontiguousarray(y[finite], dtype=np.float64), n_out=room
+        )
         # The library's buckets may miss the very last reading; the two global extremes are added for certainty.
         inner = y[finite]
         chosen = finite[np.concatenate([picked.astype(np.int64), [0, len(finite) - 1, int(inner.argmin()), int(inner.argmax())]])]
@@ -69,9 +72,9 @@ def payload(view: View) -> dict[str, Any]:
     by_step = not timed and any(_known(c.step) for c in page.curves)
     curves, skipped_metrics = _metric_lanes(page.curves)
     tracks = _choose(page.tracks)
-    lanes: list[tuple[str, str, str, list[tuple[str, Iterable[Any], Iterable[Any], Iterable[Any]]]]] = []
+    lanes: list[tuple[str, str, str, list[Row]]] = []
     for name, members in curves.items():
-        rows = []
+        rows: list[Row] = []
         for curve in members:
             label = curve.name if curve.rank is None else f"{curve.name} · {w('window.rank')} {curve.rank}"
             rows.append((label, curve.step if by_step else curve.time, curve.value, curve.step))
@@ -81,6 +84,8 @@ def payload(view: View) -> dict[str, Any]:
             rows = []
             for track in tracks:
                 values = getattr(track, name)
+                if name == "memory_used":
+                    values = [None if v is None else v / 1024 for v in values]
                 if any(v is not None for v in values):
                     rows.append((f"{track.host or ''} GPU {track.gpu}".strip(), track.time, values, ()))
             if rows:

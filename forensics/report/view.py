@@ -152,6 +152,8 @@ class View:
         hosts = self.excluded_hosts
         if hosts:
             shown = ", ".join(hosts[:4]) + (", …" if len(hosts) > 4 else "")
+            if self.restart == "without-host":
+                return self.words("restart.without", hosts=shown)
             text += " · " + self.words("restart.exclude", hosts=shown)
         return text
 
@@ -218,7 +220,9 @@ class View:
         """Last healthy step, then the chain in order of time with the root first, then the last line."""
         chain = [_dict(item) for item in self.verdict.get("chain") or []]
         roots = [c for c in chain if c.get("role") == "root"]
-        rest = sorted((c for c in chain if c.get("role") != "root"), key=lambda c: (_seconds(c.get("time")) is None, _seconds(c.get("time")) or 0.0))
+        rest = sorted(
+            (c for c in chain if c.get("role") != "root"), key=lambda c: (_seconds(c.get("time")) is None, _seconds(c.get("time")) or 0.0)
+        )
         zero = next((_seconds(c.get("time")) for c in roots if c.get("time")), None)
         if zero is None:
             zero = _seconds(self.first.get("time")) or self.page.first_failure
@@ -289,7 +293,15 @@ class View:
             verdict = item.get("verdict")
             verdict = verdict if verdict in VERDICTS else "no-evidence"
             quotes = [q for q in map(self.quote, (item.get("evidence") or [])[:4]) if q]
-            out.append({"id": step, "title": self.words(f"steps.{step}"), "verdict": verdict, "reading": item.get("reading") or "", "quotes": quotes})
+            out.append(
+                {
+                    "id": step,
+                    "title": self.words(f"steps.{step}"),
+                    "verdict": verdict,
+                    "reading": item.get("reading") or "",
+                    "quotes": quotes,
+                }
+            )
         return out
 
     # ranks
@@ -313,7 +325,9 @@ class View:
                     last_step=t.number(row.last_step),
                     collective=t.visible(row.last_collective or "", 120),
                     exit=t.visible(row.exit or "", 60),
-                    error=self.quote(min((m.first_error for m in members if m.first_error), key=lambda c: c.time or float("inf"), default=None)),
+                    error=self.quote(
+                        min((m.first_error for m in members if m.first_error), key=lambda c: c.time or float("inf"), default=None)
+                    ),
                     odd=row.odd or (rare and not marked),
                     tone=0,
                 )
