@@ -12,26 +12,20 @@ from __future__ import annotations
 import bisect
 import time as _time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta, timezone
 from statistics import median
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
+from forensics import clock_dates as dates
 from forensics import clock_votes as votes
-from forensics.stamps import zone_seconds
 
 if TYPE_CHECKING:
     from forensics.run import FileInfo
-    from parsers.base import Event, Rows, Stamp
+    from parsers.base import Rows, Stamp
 
 STEP = 900.0  # seconds; every civil zone in use is a multiple of a quarter of an hour from UTC
 HALF_HOUR = 1800.0
-HALF_YEAR = 182 * 86_400.0
-BACKWARDS = 1.0  # seconds a kernel's clock may run backwards between processors before a new boot is assumed
-NEAR = 3600.0  # seconds around the crash within which epochs are preferred (drift is up to 1.4 s a day)
-POISON = 300.0  # an epoch that far from the majority was written before a snapshot was restored
 BASES = ("reference", "same-clock", "zone", "audit", "pair", "events", "boot", "assumed")
 
 
@@ -77,6 +71,9 @@ class _Track:
     boots: list[int] = field(default_factory=list)  # first lines of boots
     starts: list[int] = field(default_factory=list)
     pieces: list[float] = field(default_factory=list)
+    table: bool = False  # stamps of a GPU table, whose rows may be sorted by card
+    drift: float = 0.0  # seconds ahead of true time beyond the zone, near the crash
+    moved: float = 0.0  # seconds by which corrections of the clock were undone
     clock: Clock | None = None
 
     @property
@@ -121,7 +118,7 @@ class Clocks:
 
     def iso(self, seconds: float) -> str:
         """An axis time as RFC 3339 on the reference clock."""
-        return _iso(seconds, self.zone)
+        return dates.iso(seconds, self.zone)
 
 
 def align(rows: dict[str, Rows], files: dict[str, FileInfo], zone: str | None = None) -> Clocks:
@@ -133,25 +130,13 @@ def align(rows: dict[str, Rows], files: dict[str, FileInfo], zone: str | None = 
     reference = _reference(tracks, files)
     main = tracks[reference]
     known = next(iter(main.zones)) if main.zones else None
-    named = named_zone(zone, main.local[-1]) if zone and main.local and not main.mono else None
+    named = dates.named_zone(zone, main.local[-1]) if zone and main.local and not main.mono else None
     if main.group == "host":
         known = 0.0  # the training log tells no time: the axis is UTC
     elif known is None:
         known = named
-    _place(tracks, reference, rows, known, named if main.group == "host" else None)
+    _place(tracks, reference, rows, files, known, named if main.group == "host" else None)
     return Clocks(tracks, reference, known)
-
-
-def named_zone(name: str, local: float) -> float | None:
-    """Seconds east of UTC of a zone name or offset at a local time; None when there is no such zone."""
-    direct = zone_seconds(name)
-    if direct is not None:
-        return direct
-    try:
-        offset = datetime.fromtimestamp(local, UTC).replace(tzinfo=ZoneInfo(name)).utcoffset()
-    except (KeyError, ValueError, OSError, OverflowError):
-        return None
-    return None if offset is None else offset.total_seconds()
 
 
 # Collecting -------------------------------------------------------------------------------------------------------------
@@ -212,6 +197,7 @@ def _tracks(rows: dict[str, Rows], files: dict[str, FileInfo]) -> dict[tuple[str
             one = track(source, form)
             one.points.extend(zip(lines, seconds, strict=True))
             one.precision = 0.001
+            one.table = True
     for (source, _form), one in tracks.items():
         one.points = sorted(set(one.points))
         one.boots = sorted(set(boots.get(source, ())))
@@ -231,7 +217,7 @@ def _reference(tracks: dict[tuple[str, str], _Track], files: dict[str, FileInfo]
     return max(tracks, key=rank)
 
 
-# Years and boots --------------------------------------------------------------------------------------------------------
+# Years, hours that come twice, corrections --------------------------------------------------------------------------------------------------------
 
 
 def _date(tracks: dict[tuple[str, str], _Track], files: dict[str, FileInfo]) -> None:
@@ -258,45 +244,13 @@ def _date(tracks: dict[tuple[str, str], _Track], files: dict[str, FileInfo]) -> 
             target = info.modified
         else:
             target = _time.time()
-        one.local = _with_years([seconds for _, seconds in one.points], target)
-
-
-def _with_years(seconds: list[float], target: float) -> list[float]:
-    """Readings computed in year 2000 moved to the years they mean: the last one nearest `target`, earlier ones by roll-over."""
-    year = datetime.fromtimestamp(target, UTC).year
-    last = min((year - 1, year, year + 1), key=lambda y: abs(_in_year(seconds[-1], y) - target))
-    out = [0.0] * len(seconds)
-    later = seconds[-1]
-    for index in range(len(seconds) - 1, -1, -1):
-        if seconds[index] - later > HALF_YEAR:
-            last -= 1
-        elif later - seconds[index] > HALF_YEAR:
-            last += 1
-        later = seconds[index]
-        out[index] = _in_year(later, last)
-    return out
-
-
-def _in_year(seconds: float, year: int) -> float:
-    """A reading of the year 2000 in another year; 29 February becomes 1 March where there is none."""
-    start = (datetime(year, 1, 1) - datetime(1970, 1, 1)).total_seconds()
-    within = seconds - 946_684_800.0
-    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    if not leap and within >= 60 * 86_400:
-        within -= 86_400
-    return start + within
-
-
-def _boot_starts(one: _Track) -> list[int]:
-    """First lines of the boots in a raw kernel log: the banner, or a stamp that runs back by more than a second."""
-    starts = {one.points[0][0]}
-    starts.update(line for line in one.boots if line > one.points[0][0])
-    for (_, before), (line, after) in zip(one.points, one.points[1:], strict=False):
-        if after < before - BACKWARDS:
-            near = [s for s in starts if 0 <= line - s <= 50 and s != one.points[0][0]]
-            if not near:
-                starts.add(line)
-    return sorted(starts)
+        one.local = dates.with_years([seconds for _, seconds in one.points], target)
+    for one in tracks.values():
+        if one.mono or one.zones:
+            continue
+        one.local = dates.unfold(one.local)
+        if one.group == "host" and not one.table and not one.epochs:
+            one.local, one.moved = dates.corrected(one.local)
 
 
 # Placing ----------------------------------------------------------------------------------------------------------------
@@ -306,6 +260,7 @@ def _place(
     tracks: dict[tuple[str, str], _Track],
     reference: tuple[str, str],
     rows: dict[str, Rows],
+    files: dict[str, FileInfo],
     known: float | None,
     hosts: float | None,
 ) -> None:
@@ -321,6 +276,7 @@ def _place(
         if one.group == "train" and not one.mono:
             steps[key] = (0.0, "reference" if key == reference else "same-clock", 0.0 if key == reference else one.precision, {})
     _side_by_side(tracks, reference, steps)
+    _by_steps(tracks, views, reference, steps, files)
     for key, (step, *_rest) in steps.items():
         if not tracks[key].zoned or known is not None:
             view.add_train(views[key], -step)
@@ -344,6 +300,8 @@ def _place(
             continue
         zone = zones[key] if zones[key] is not None else common
         drift, basis, spread, facts = _drift(one, near + decision.step)
+        if one.moved:
+            facts["moved_s"] = round(one.moved, 3)
         if one.zoned or zones[key] is not None:
             step = (zone or 0.0) - decision.reference_zone if decision.reference_zone is not None else decision.step
         else:
@@ -353,6 +311,7 @@ def _place(
         basis = decision.basis if basis == "assumed" else basis
         facts |= {"step_s": step, "votes": round(decision.margin, 2), **({"zone_s": zone} if zone is not None else {})}
         uncertainty = max(spread, one.precision, decision.uncertainty)
+        one.drift = drift
         steps[key] = (step + drift, basis, uncertainty, facts)
     for key, (offset, basis, uncertainty, facts) in steps.items():
         one = tracks[key]
@@ -360,7 +319,8 @@ def _place(
             offset = offset + next(iter(one.zones)) - (decision.reference_zone or 0.0) if key != reference else 0.0
             basis = "zone" if key != reference else basis
         one.clock = Clock(one.source, one.form, basis, round(offset, 3), round(uncertainty, 3), None, facts)
-        _set_pieces(one, [local - offset - shift for local in one.local])
+        shifted = _drifts(one, offset - one.drift)
+        _set_pieces(one, [local - shifted[index] - shift for index, local in enumerate(one.local)])
 
 
 def _most(values: Iterable[float]) -> float:
@@ -384,7 +344,7 @@ def _zone_of(one: _Track) -> float | None:
     if not gaps:
         return None
     step = round(median(gaps) / STEP) * STEP
-    return step if abs(median(gaps) - step) <= POISON and abs(step) <= 15 * 3600 else None
+    return step if abs(median(gaps) - step) <= dates.POISON and abs(step) <= 15 * 3600 else None
 
 
 def _drift(one: _Track, near: float) -> tuple[float, str, float, dict[str, Any]]:
@@ -396,57 +356,60 @@ def _drift(one: _Track, near: float) -> tuple[float, str, float, dict[str, Any]]
         return 0.0, "zone" if one.zones else "assumed", 1.0 if one.zones else 0.0, {}
     local = dict(zip((line for line, _ in one.points), one.local, strict=True))
     gaps = [(local[line], local[line] - zone - epoch) for line, _, epoch, what in one.epochs if line in local and what != "rtc"]
-    value, spread, used = _nearest(gaps, near)
+    value, spread, used = dates.nearest(gaps, near)
     if used == 0:
         return 0.0, "zone" if one.zones else "assumed", 1.0, {}
     return value, "audit", spread + one.precision, {"anchors": used, "drift_s": round(value, 3)}
 
 
-def _nearest(gaps: Iterable[tuple[float, float]], near: float) -> tuple[float, float, int]:
-    """Median of the values at the times nearest `near` without outliers: (value, spread, number used)."""
-    pairs = list(gaps)
-    if not pairs:
-        return 0.0, 0.0, 0
-    middle = median(value for _, value in pairs)
-    pairs = [pair for pair in pairs if abs(pair[1] - middle) <= POISON] or pairs
-    pairs.sort(key=lambda pair: abs(pair[0] - near))
-    close = [pair for pair in pairs if abs(pair[0] - near) <= NEAR][:9] or pairs[:3]
-    values = [value for _, value in close]
-    value = median(values)
-    return value, max(abs(v - value) for v in values), len(values)
+def _drifts(one: _Track, step: float) -> list[float]:
+    """Offset of each point: the step plus the drift told by the epochs at its place in the file."""
+    zone = None if one.mono else _zone_of(one)
+    if zone is None or not one.epochs or one.group != "host":
+        return [step + one.drift] * len(one.local)
+    local = dict(zip((line for line, _ in one.points), one.local, strict=True))
+    found = dates.pieces([(line, local[line] - zone - epoch) for line, _, epoch, what in one.epochs if line in local and what != "rtc"])
+    if not found:
+        return [step + one.drift] * len(one.local)
+    starts = [line for line, _ in found]
+    return [step + found[_at(starts, line)][1] for line, _ in one.points]
 
 
 def _epoch_zero(one: _Track, near: float) -> float | None:
     """UTC of monotonic second 0 of the last boot, by epochs in the lines nearest its end; None without any."""
     if not one.mono or not one.epochs:
         return None
-    first = _boot_starts(one)[-1]
+    first = dates.boot_starts(one.points, one.boots)[-1]
     gaps = [(seconds, epoch - seconds) for line, seconds, epoch, what in one.epochs if line >= first and what != "rtc"]
     gaps = gaps or [(seconds, epoch - seconds) for line, seconds, epoch, _ in one.epochs if line >= first]
     if not gaps:
         return None
     rough = median(value for _, value in gaps)
-    value, _, used = _nearest(gaps, near - rough)
+    value, _, used = dates.nearest(gaps, near - rough)
     return value if used else None
 
 
 def _place_mono(one: _Track, near: float, decision: votes.Decision, view: votes.View, seen: votes.Seen, shift: float) -> None:
     """Pieces for each boot of a raw kernel log."""
-    starts = _boot_starts(one)
+    starts = dates.boot_starts(one.points, one.boots)
     zone = decision.reference_zone
     zeros: list[float | None] = []
+    drifting: dict[int, list[tuple[int, float]]] = {}
     basis, uncertainty = "assumed", 86_400.0
     facts: dict[str, Any] = {}
     for index, start in enumerate(starts):
         stop = starts[index + 1] if index + 1 < len(starts) else 1 << 62
-        gaps = [(s, epoch - s) for line, s, epoch, what in one.epochs if start <= line < stop and what != "rtc"]
-        gaps = gaps or [(s, epoch - s) for line, s, epoch, _ in one.epochs if start <= line < stop]
+        anchors = [anchor for anchor in one.epochs if start <= anchor[0] < stop]
+        anchors = [anchor for anchor in anchors if anchor[3] != "rtc"] or anchors
+        gaps = [(s, epoch - s) for _, s, epoch, _ in anchors]
+        by_line = [(line, epoch - s) for line, s, epoch, _ in anchors]
         last = index == len(starts) - 1
         if gaps:
             rough = median(value for _, value in gaps)
             target = near - (zone or 0.0) - rough
-            value, spread, used = _nearest(gaps, target)
+            value, spread, used = dates.nearest(gaps, target)
             zeros.append(value + (zone or 0.0))
+            drifting[index] = dates.pieces([(line, gap) for line, gap in by_line])
             if last:
                 basis, uncertainty, facts = "audit", max(spread, decision.uncertainty), {"anchors": used}
         else:
@@ -467,10 +430,15 @@ def _place_mono(one: _Track, near: float, decision: votes.Decision, view: votes.
         facts = {"assumed": "last line at the end of the training log"}
         for index in range(len(zeros) - 1):
             zeros[index] = zeros[index] if zeros[index] is not None else zeros[-1]
-    one.starts = starts
-    one.pieces = [(value or 0.0) - shift for value in zeros]
-    zero = one.pieces[-1]
-    one.clock = Clock(one.source, one.form, basis, None, round(uncertainty, 3), _iso(zero, shift if shift else None), facts)
+    one.starts, one.pieces = [], []
+    for index, (start, value) in enumerate(zip(starts, zeros, strict=True)):
+        for line, gap in drifting.get(index) or [(start, (value or 0.0) - (zone or 0.0))]:
+            one.starts.append(max(line, start))
+            one.pieces.append(gap + (zone or 0.0) - shift)
+        if index not in drifting:
+            one.pieces[-1] = (value or 0.0) - shift
+    zero = (zeros[-1] or 0.0) - shift
+    one.clock = Clock(one.source, one.form, basis, None, round(uncertainty, 3), dates.iso(zero, shift if shift else None), facts)
 
 
 def _side_by_side(
@@ -499,6 +467,36 @@ def _side_by_side(
                 steps[key] = (step, "pair", max(tracks[key].precision, 1.0), {"pairs": len(gaps), "step_s": step})
 
 
+def _by_steps(
+    tracks: dict[tuple[str, str], _Track],
+    views: dict[tuple[str, str], votes.Seen],
+    reference: tuple[str, str],
+    steps: dict[tuple[str, str], tuple[float, str, float, dict[str, Any]]],
+    files: dict[str, FileInfo],
+) -> None:
+    """Training logs of other hosts: the same step or the same collective's time-out, printed in both, tells their clocks apart."""
+    main, home = views[reference], _host(files, reference[0])
+    for key in steps:
+        host = _host(files, key[0])
+        if key[0] == reference[0] or host is None or host == home:
+            continue
+        gaps = [at - main.marks[mark] for mark, at in views[key].marks.items() if mark in main.marks]
+        if len(gaps) < 3:
+            continue
+        gap = median(gaps)
+        spread = median(abs(value - gap) for value in gaps)
+        ends = abs((views[key].last - main.last) - gap) <= 120 or abs((views[key].first - main.first) - gap) <= 120
+        zone = round(gap / HALF_HOUR) * HALF_HOUR
+        # Steps repeated by a later attempt are minutes or hours apart too, but then neither the logs' ends nor a zone fit.
+        if abs(gap) > 5 and spread <= 2 and ends and (abs(gap) <= 900 or abs(gap - zone) <= 30):
+            steps[key] = (gap, "events", spread + 1.0, {"anchors": len(gaps)})
+
+
+def _host(files: dict[str, FileInfo], source: str) -> str | None:
+    info = files.get(source)
+    return info.host if info else None
+
+
 def _neighbour_gaps(one: _Track, base: _Track) -> list[float]:
     """Reading of `one` minus those of `base` on the lines next to it, at most 50.
 
@@ -525,11 +523,6 @@ def _set_pieces(one: _Track, axis: list[float]) -> None:
             one.pieces.append(offset)
 
 
-def _iso(seconds: float, zone: float | None) -> str:
-    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=round(seconds, 6))
-    return moment.astimezone(timezone(timedelta(seconds=zone or 0.0))).isoformat(timespec="microseconds")
-
-
 def _per_file(tracks: dict[tuple[str, str], _Track]) -> list[Clock]:
     """One clock per file: that of the form with most stamps."""
     best: dict[str, _Track] = {}
@@ -542,9 +535,3 @@ def _per_file(tracks: dict[tuple[str, str], _Track]) -> list[Clock]:
 
 def _weight(one: _Track) -> tuple[bool, int]:
     return (one.clock is not None and one.clock.basis == "reference", len(one.points))
-
-
-def events_of(rows: dict[str, Rows]) -> Iterator[Event]:
-    """All events of all files."""
-    for row in rows.values():
-        yield from row.events

@@ -8,6 +8,8 @@ together is the zone difference.  Without evidence the smallest claim wins: no s
 from __future__ import annotations
 
 import bisect
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -71,6 +73,7 @@ class Seen:
     idle_seen: tuple[bool, bool] = (False, False)  # whether the table shows idle before and after
     cadence: float = 0.0
     throttle: list[float] = field(default_factory=list)
+    marks: dict[tuple[str, float], float] = field(default_factory=dict)  # (what, step or sequence number) -> reading, unique ones
     printed: bool = False  # dates a job script printed beside the training log
 
     @property
@@ -103,6 +106,7 @@ class Seen:
             kept[event.kind] = kept.get(event.kind, 0) + 1
             if kept[event.kind] <= MAX_POINTS:
                 out.points.append(Point(event.line, at, event.kind, _pid(event), strong, event.text[:300]))
+        out._marks(row, reading)
         for metric in reversed(row.metrics):
             at = reading(metric)
             if at is not None:
@@ -112,6 +116,21 @@ class Seen:
             out._table(frame, form)
         out.points.sort(key=lambda point: point.at)
         return out
+
+    def _marks(self, row: Rows, reading: Callable[[Any], float | None]) -> None:
+        """What other processes print at the same moment: a metric of a step, the time-out of a collective."""
+        seen: Counter[tuple[str, float]] = Counter()
+        named: list[tuple[tuple[str, float], Any]] = [((m.name, m.step), m) for m in row.metrics if m.step is not None and not m.inherited]
+        for event in row.events:
+            seq = event.fields.get("seq")
+            if event.kind == "watchdog_timeout" and isinstance(seq, int) and not event.inherited:
+                named.append((("timeout", float(seq)), event))
+        for mark, item in named[-20_000:]:
+            seen[mark] += 1
+            at = reading(item)
+            if at is not None:
+                self.marks[mark] = at
+        self.marks = {mark: at for mark, at in self.marks.items() if seen[mark] == 1}
 
     def _table(self, frame: Any, form: str) -> None:
         """When the cards of a GPU table became busy and idle, and when they began to throttle for heat or power brake."""

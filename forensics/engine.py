@@ -7,6 +7,7 @@ never the report.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import rules
@@ -16,6 +17,9 @@ from forensics.run import Run
 from parsers.base import Event
 from rules.base import Evidence, Finding, Signature
 
+# What ends a run from outside: after the run has reached its end it ended nothing.
+ENDED_BY_OTHERS = frozenset({"infra/time-limit", "infra/preempted"})
+EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit|Timeout|Warning)\b(?::|$)")
 SHOWN = 5  # places quoted per finding
 # Conditions rather than events: training goes on under them, so going on does not clear them.
 LASTING_LAYERS = frozenset({"data", "model", "reward"})
@@ -39,9 +43,32 @@ def judge(run: Run, knowledge: Knowledge) -> list[Finding]:
             findings.append(
                 Finding(rule.id, "undecided", None, "context", 0.0, "info", needs=f"the rule failed: {type(error).__name__}: {error}", covers=rule.covers)
             )
+    set_aside(run, findings)
     findings.sort(key=lambda f: (f.time is None, f.time or 0.0))
     run.findings = findings
     return findings
+
+
+def set_aside(run: Run, findings: list[Finding]) -> None:
+    """Mark what was survived, and what ended a run that had already reached its end, as excluded."""
+    done = [f for f in findings if f.outcome == "found" and f.role == "done" and f.evidence]
+    for finding in findings:
+        if finding.outcome != "found" or not finding.evidence:
+            continue
+        first = finding.evidence[0]
+        if finding.role in ("root", "consequence") and finding.cause not in LASTING and not finding.rule.startswith("series.") and not finding.facts.get("lasting"):
+            if all(went_on(run, e.file, e.line, e.time) for e in finding.evidence):
+                finding.outcome, finding.role, finding.severity = "excluded", "recovery", "info"
+                finding.facts["survived"] = True
+        if (finding.role == "stop" or finding.cause in ENDED_BY_OTHERS) and any(after(first, d.evidence[0]) for d in done):
+            finding.outcome, finding.facts["after_end"] = "excluded", True
+
+
+def after(one: Evidence, other: Evidence) -> bool:
+    """Whether `one` stands after `other`: below it in the same file, or later by the clock."""
+    if one.file == other.file:
+        return one.line > other.line
+    return one.time is not None and other.time is not None and one.time > other.time
 
 
 def signature_findings(run: Run, knowledge: Knowledge) -> Iterable[Finding]:
@@ -58,7 +85,8 @@ def signature_findings(run: Run, knowledge: Knowledge) -> Iterable[Finding]:
 
 def _finding(run: Run, signature: Signature, events: list[Event]) -> Finding:
     layer = (signature.cause or "").partition("/")[0]
-    lasting = layer in LASTING_LAYERS or signature.cause in LASTING or signature.role in ("context", "stop", "done", "recovery", "precursor")
+    raised = any(EXCEPTION.match(e.text) and "Warning" not in e.text[:60] for e in events[:3])
+    lasting = (layer in LASTING_LAYERS and not raised) or signature.cause in LASTING or signature.role in ("context", "stop", "done", "recovery", "precursor")
     final = events if lasting else [e for e in events if not went_on(run, e.source, e.line, e.time)]
     survived = not final
     shown = (final or events)[:SHOWN]

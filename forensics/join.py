@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections import Counter
 from typing import Any
@@ -12,6 +13,7 @@ from forensics.run import RankInfo, Run
 from parsers.base import Event
 from rules.base import Evidence
 
+GOES_ON = 3  # further steps that prove that training went on
 # Metrics that only a training step prints; validation, memory and throughput lines also appear while training is stuck.
 STEP_METRICS = frozenset(
     "loss grad_norm learning_rate policy_loss value_loss reward kl entropy reward_std kl_loss step_time loss_scale accuracy "
@@ -145,6 +147,7 @@ def _whole(value: Any) -> bool:
 
 def progress(run: Run) -> None:
     """First and last instants, the last step, and the last sign that training moved."""
+    progress_marks(run)
     best: tuple[float, int, str, int] | None = None
     frame = run.metrics
     steps: list[float] = []
@@ -178,6 +181,26 @@ def progress(run: Run) -> None:
     run.ended = max([*train, *lasts], default=None)
 
 
+def progress_marks(run: Run) -> None:
+    """Where and when training steps were printed, each step once."""
+    frame = run.metrics
+    if frame is not None and frame.height:
+        steps = frame.filter(pl.col("name").is_in(list(STEP_METRICS))).unique(["source", "line"], keep="first", maintain_order=True)
+        for (source,), rows in steps.partition_by("source", maintain_order=True, as_dict=True).items():
+            run.progress_lines[str(source)] = sorted(rows["line"].to_list())
+        # Ranks print the same step at the same time: one file speaks for the run, that with most stamped steps.
+        stamped = steps.filter(pl.col("time").is_not_null())
+        if stamped.height:
+            main = stamped.group_by("source").len().sort(["len", "source"], descending=[True, False])["source"][0]
+            run.progress_times = sorted(set(stamped.filter(pl.col("source") == main)["time"].to_list()))
+    for event in run.kind("progress"):
+        if event.source not in run.progress_lines or len(run.progress_lines[event.source]) < GOES_ON:
+            run.progress_lines.setdefault(event.source, []).append(event.line)
+    for clock in run.clocks:
+        if clock.basis not in ("reference",):
+            run.clock_uncertainty[clock.file] = max(run.clock_uncertainty.get(clock.file, 0.0), clock.uncertainty_s or 0.0)
+
+
 def settings(run: Run) -> None:
     """Facts named `setting.*` become the run's settings, the first value of each."""
     for key, _, value, _ in run.facts:
@@ -186,10 +209,16 @@ def settings(run: Run) -> None:
 
 
 def went_on(run: Run, source: str, line: int, time: float | None) -> bool:
-    """Whether training progressed after this place: later in the same file, or clearly later by the clock."""
-    at = run.last_progress_at
-    if at is None:
+    """Whether training progressed after this place: at least `GOES_ON` further steps below it in the same file, or later by the
+    clock by more than its uncertainty.
+
+    One or two steps may still be printed by ranks that have not noticed, or come late from a buffered stream.
+    """
+    lines = run.progress_lines.get(source)
+    if lines and len(lines) >= GOES_ON:
+        return len(lines) - bisect.bisect_right(lines, line) >= GOES_ON
+    times = run.progress_times
+    if time is None or len(times) < GOES_ON:
         return False
-    if at.file == source:
-        return at.line > line
-    return time is not None and run.last_progress is not None and run.last_progress > time + 5.0
+    doubt = min(run.clock_uncertainty.get(source, 0.0), 600.0)
+    return len(times) - bisect.bisect_right(times, time + doubt + 1.0) >= GOES_ON

@@ -88,6 +88,9 @@ class Run:
     last_step: float | None = None
     last_progress: float | None = None  # time of the last sign of training progress
     last_progress_at: Evidence | None = None
+    progress_lines: dict[str, list[int]] = field(default_factory=dict)  # file -> lines that show a training step, ascending
+    progress_times: list[float] = field(default_factory=list)  # times of those that have one, ascending
+    clock_uncertainty: dict[str, float] = field(default_factory=dict)  # file -> seconds by which its clock may be off
     settings: dict[str, Any] = field(default_factory=dict)  # run configuration: canonical key -> value
 
     def __post_init__(self) -> None:
