@@ -38,7 +38,7 @@ def judge(run: Run) -> Iterable[Finding]:
         if found is None:
             continue
         rank, own, others, start = found
-        step = [v for v in run.series("step_time", rank).value[-5:]] or [own]
+        step = list(run.series("step_time", rank).value[-5:]) or [own]
         if own - others < SHARE * median(step):
             continue
         value, source, line, time = last[rank][start]
