@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STEP = 900.0  # seconds; every civil zone in use is a multiple of a quarter of an hour from UTC
 HALF_HOUR = 1800.0
-BASES = ("reference", "same-clock", "zone", "audit", "pair", "events", "boot", "assumed")
+BASES = ("reference", "same-clock", "zone", "audit", "pair", "events", "assumed")
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Clock:
 
     offset_s: this file's reading minus the reference clock's, None for a raw kernel log (see `zero`).  `basis` is a key:
     reference, same-clock, zone (written in the text), audit (an epoch in the lines), pair (two stamps side by side), events
-    (things both sources saw), boot, assumed.  `facts` holds what the basis rests on.
+    (things both sources saw), assumed.  `facts` holds what the basis rests on.
     """
 
     file: str
@@ -418,27 +418,27 @@ def _place_mono(one: _Track, near: float, decision: votes.Decision, view: votes.
             zeros.append(voted[0] if voted else None)
             if voted and last:
                 basis, uncertainty, facts = "events", voted[1], {"votes": voted[2]}
-    # A boot without anchors ends before the next one begins; the first stamp after it is the best bound there is.
-    for index in range(len(zeros) - 2, -1, -1):
-        if zeros[index] is None and zeros[index + 1] is not None:
-            stop = starts[index + 1]
-            end = max((s for line, s in one.points if starts[index] <= line < stop), default=0.0)
-            zeros[index] = (zeros[index + 1] or 0.0) - end - 60.0
+    settled = _filled(zeros, starts, one, near)
     if zeros[-1] is None:
-        end = one.points[-1][1]
-        zeros[-1] = near - end
         facts = {"assumed": "last line at the end of the training log"}
-        for index in range(len(zeros) - 1):
-            zeros[index] = zeros[index] if zeros[index] is not None else zeros[-1]
     one.starts, one.pieces = [], []
-    for index, (start, value) in enumerate(zip(starts, zeros, strict=True)):
-        for line, gap in drifting.get(index) or [(start, (value or 0.0) - (zone or 0.0))]:
+    for index, (start, value) in enumerate(zip(starts, settled, strict=True)):
+        for line, gap in drifting.get(index) or [(start, value - (zone or 0.0))]:
             one.starts.append(max(line, start))
             one.pieces.append(gap + (zone or 0.0) - shift)
-        if index not in drifting:
-            one.pieces[-1] = (value or 0.0) - shift
-    zero = (zeros[-1] or 0.0) - shift
+    zero = settled[-1] - shift
     one.clock = Clock(one.source, one.form, basis, None, round(uncertainty, 3), dates.iso(zero, shift if shift else None), facts)
+
+
+def _filled(zeros: list[float | None], starts: list[int], one: _Track, near: float) -> list[float]:
+    """Boots that no anchor places: the last one ends with the training log, earlier ones a minute before the next begins."""
+    out: list[float] = []
+    for index in range(len(zeros) - 1, -1, -1):
+        stop = starts[index + 1] if index + 1 < len(starts) else 1 << 62
+        end = max((s for line, s in one.points if starts[index] <= line < stop), default=0.0)
+        value = zeros[index]
+        out.append(value if value is not None else out[-1] - end - 60.0 if out else near - end)
+    return out[::-1]
 
 
 def _side_by_side(
