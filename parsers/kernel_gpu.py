@@ -103,9 +103,10 @@ def _xid(line: Line, rows: Rows, context: Context, found: regex.Match[str]) -> N
 
 def _sxid(line: Line, rows: Rows, context: Context, found: regex.Match[str], reporter: str) -> None:
     severity = found["severity"]
-    if severity is None and context.state.get(("sxid", found["code"], found["pci"])):
+    key = f"sxid|{found['code']}|{found['pci']}"
+    if severity is None and context.state.get(key):
         return  # the 2nd and 3rd line of one event: "Severity …", "Data {…}"
-    context.state[("sxid", found["code"], found["pci"])] = True
+    context.state[key] = True
     fatal = None if severity is None else severity.lower() == "fatal"
     fields: dict[str, Any] = {
         "code": int(found["code"]),

@@ -56,7 +56,7 @@ def emit(
     Floods (corrected PCIe errors, channel resets) run to tens of thousands of lines.  The last kept event carries `repeats`,
     `last_line` and `last_seconds` (`Stamp.seconds`) of what was left out.
     """
-    key = ("kept", kind, about)
+    key = f"kept|{kind}|{about}"
     kept: list[Any] = context.state.setdefault(key, [0, None])
     kept[0] += 1
     if kept[0] > KEEP:
