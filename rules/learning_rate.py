@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rules.base import Finding, Rule
 from rules.series_view import departures, excluded, found, index_at, rl, rounded, series, setting, short, undecided
-from rules.statistics import MIN_POINTS, constant_run, finite
+from rules.statistics import MIN_POINTS, constant_run, finite, monotone
 
 if TYPE_CHECKING:
     from forensics.run import Run, Series
@@ -120,8 +120,10 @@ def judge(run: Run) -> Iterator[Finding]:
     still = constant_run(lr.value, 0.0)
     if still is not None and still[1] >= max(5, 0.9 * len(clean)) and not rounded(run, lr.source[0]) and not configured_zero(configured):
         zero_grad = constant_run(series(run, "grad_norm").value, 0.0)
-        if zero_grad is None:
-            yield found("series.lr-zero", "training/lr-schedule", lr, still[0], 0.5, covers, readings=still[1])
+        if zero_grad is None and not _learns(run):
+            skipped = len(run.kind("overflow")) >= 3
+            role = "consequence" if skipped else "root"
+            yield found("series.lr-zero", "training/lr-schedule", lr, still[0], 0.3 if skipped else 0.5, covers, role=role, readings=still[1])
             return
     peak = max(clean)
     nan = next((i for i, v in enumerate(loss.value) if not math.isfinite(v)), None)
@@ -146,6 +148,15 @@ def judge(run: Run) -> Iterator[Finding]:
         yield found("series.lr-config", "training/lr-schedule", lr, i, 0.5, covers, baseline=short(configured), final=short(peak))
         return
     yield from _against_schedule(run, lr, covers)
+
+
+def _learns(run: Run) -> bool:
+    """Something moves steadily, so a printed 0 is a rounded small rate."""
+    for name in ("loss", "reward", "kl", "entropy", "response_length", "grad_norm"):
+        line = series(run, name)
+        if len(line) >= MIN_POINTS and abs(monotone(line.value)) > 0.4:
+            return True
+    return False
 
 
 def configured_zero(value: float | None) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DIVERGED = 0.08  # least relative rise of the loss that is called a divergence
 EXPLODED = 100.0  # the guide's S5: a gradient norm above this calls for clipping
 MANY_OVERFLOWS = 6  # halvings in a row; a scaler that searches its scale at the start needs fewer
-OVERFLOW_KINDS = ("loss_scale_overflow", "overflow", "skipped_step", "grad_overflow")
+OVERFLOW_KINDS = ("overflow",)
 
 
 def _nonfinite(line: Series) -> tuple[int, int, bool] | None:

@@ -27,8 +27,15 @@ def leaks(values: Sequence[float], capacity: float | None = None) -> tuple[int, 
     clean = finite(values)
     if len(clean) < READINGS:
         return None
-    _, tau, rise = growth(values)
     first = median(clean[:3])
+    # A flat first part (the leak starts with some feature, or after warm-up) is not part of the climb.
+    flat = 0
+    while flat < len(clean) and clean[flat] <= first * 1.01:
+        flat += 1
+    flat = max(0, flat - 1)
+    skipped = flat if len(clean) - flat >= READINGS else 0
+    clean = clean[skipped:]
+    _, tau, rise = growth(clean)
     if tau < STEADY or rise <= RISE * max(first, 0.3 * capacity if capacity else 0.0, 1e-9):
         return None
     if plateau(clean) or sawtooth(clean) > 0.05 or len({round(v, 3) for v in clean}) < max(6, min(20, len(clean) // 4)):
@@ -53,7 +60,7 @@ def judge_metrics(run: Run) -> Iterator[Finding]:
     length = series(run, "response_length", "batch_max_length", "seq_len")
     for line in lines:
         hit = leaks(line.value)
-        if hit is None or (line.name.endswith("_peak") and not _steadily(line.value)):
+        if hit is None or (line.name.endswith("_peak") and not _steadily(line.value[hit[0] :])):
             continue
         index, first, last, tau = hit
         if len(length) >= READINGS and growth(length.value)[1] > 0.7:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 KL_START = 5.0  # nats; policy and reference are the same model before the first update, so the KL starts near 0
 KL_NEGATIVE = -1.0  # below the noise of the k1 estimator
+KL_LARGE = 0.5  # nats; from here on the policy is another model, whatever the estimator
 LOGPROB_HIGH = 0.15  # nats; a healthy difference between rollout engine and trainer is a few hundredths
 RATIO_HIGH = 0.05  # distance from 1 of a mean importance ratio or token probability error
 MISMATCH = ("logprob_diff", "prob_diff", "rollout_importance_ratio", "importance_ratio", "rollout_kl")
@@ -72,6 +73,8 @@ def judge_kl(run: Run) -> Iterator[Finding]:
         index, base, harm = blow
         final = tail_level(clean)
         weight = 0.74 if harm and final >= 20 * base else 0.62 if harm else 0.5
+        if final < KL_LARGE:
+            weight = min(weight, 0.5)
         yield found(
             "series.kl-explosion",
             "reward/kl-explosion",
@@ -96,18 +99,21 @@ def _kl_explodes(run: Run, kl: Series, clean: list[float]) -> tuple[int, float, 
     spot = departures(run)["kl"]
     if spot is not None:
         base = max(spot.baseline, 1e-6)
-        if final >= 10 * base and (final >= 5.0 or (hurts and final >= 0.05)):
-            return spot.index, base, names
-        if final >= 4 * base and hurts and final >= 0.1:
-            return spot.index, base, names
-        if final >= 50 * base and final >= 1.0:
-            return spot.index, base, names
+        large = final >= 10 * base and (final >= 5.0 or (hurts and final >= 0.05))
+        if large or (final >= 4 * base and hurts and final >= 0.1) or (final >= 50 * base and final >= 1.0):
+            return max(spot.index, _beyond(kl, max(10 * base, KL_LARGE), spot.index)), base, names
     if final >= 50 * early and final >= 0.5 and (hurts or final >= 10):
         # A smooth exponential has no step of its own: the first damage tells where it became one.
-        at = index_at(kl, kl.source[0], harm[0][1] - 3) if harm else None
-        over = next((i for i, v in enumerate(kl.value) if v > max(50 * early, 0.2)), len(kl) - 1)
-        return (min(at, over) if at is not None and kl.value[at] > 5 * early else over), early, names
+        return _beyond(kl, max(10 * early, KL_LARGE), 0), early, names
     return None
+
+
+def _beyond(kl: Series, limit: float, default: int) -> int:
+    """First reading from which the KL stays beyond `limit`; `default` when it never does."""
+    i = len(kl)
+    while i and not kl.value[i - 1] < limit:
+        i -= 1
+    return i if i < len(kl) else default
 
 
 def _kl_zero(run: Run, kl: Series, covers: tuple[str, ...]) -> Iterator[Finding]:
@@ -198,7 +204,9 @@ def _entropy_down(entropy: Series, clean: list[float]) -> Departure | None:
     spot = departure([math.log(max(v, 0.5 * least)) if math.isfinite(v) else math.nan for v in entropy.value], up=False, k=6.0, floor=0.4)
     if spot is None:
         return None
-    return Departure(spot.index, math.exp(spot.baseline), spot.sigma, math.exp(spot.threshold), math.exp(spot.final), spot.worst)
+    base = math.exp(spot.baseline)
+    clear = next((i for i in range(spot.index, len(entropy)) if entropy.value[i] <= 0.4 * base), spot.index)
+    return Departure(clear, math.exp(spot.baseline), spot.sigma, math.exp(spot.threshold), math.exp(spot.final), spot.worst)
 
 
 def _late_gain(reward: Series) -> bool:
@@ -318,9 +326,8 @@ def _drifts(name: str, line: Series, clean: list[float]) -> tuple[float, int, st
     grown = final >= 3 * max(early, 1e-6) and final >= limit
     if grown:
         values = [abs(v - 1) if around_one else abs(v) for v in line.value]
-        spot = departure(values, k=5.0, floor=0.5 * limit, relative=0.5)
-        over = next((i for i, v in enumerate(values) if v >= limit and median(values[i : i + 5]) >= limit), 0)
-        index = min(spot.index, over) if spot is not None else over
+        beyond = max(limit, 2.5 * early) if final >= max(limit, 2.5 * early) else limit
+        index = next((i for i, v in enumerate(values) if v >= beyond and median(values[i : i + 5]) >= beyond), 0)
         strong = final >= 5 * max(early, 1e-6)
         return (0.76 if strong else 0.62), index, "drift"
     if name.startswith("logprob_diff") and not name.endswith("max") and len(clean) >= MIN_POINTS and median(clean) >= LOGPROB_HIGH:

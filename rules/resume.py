@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rules.base import Evidence, Finding, Rule
-from rules.series_view import excluded, found, series, short, undecided
+from rules.series_view import excluded, found, rl, series, short, undecided
 from rules.statistics import finite, mad_sigma, median, noise
 
 if TYPE_CHECKING:
@@ -18,9 +18,13 @@ AROUND = 10  # readings compared on each side of a resume
 NOT_RESUMABLE = ("dataloader is not resumable", "data loader state", "not restore the dataloader", "skipping the dataloader state")
 
 
+def _main(run: Run) -> Series:
+    return run.series("loss") if len(run.series("loss")) else run.series("reward")
+
+
 def points(run: Run) -> list[tuple[int, Event | None]]:
     """Positions in the loss series after which a resume took place, with the line that says so."""
-    loss = run.series("loss") if len(run.series("loss")) else run.series("reward")
+    loss = _main(run)
     events = [e for e in run.kind("resume", "run_start") if e.kind == "resume" or e.fields.get("step")]
     out: dict[int, Event | None] = {}
     for event in events:
@@ -29,7 +33,7 @@ def points(run: Run) -> list[tuple[int, Event | None]]:
             out.setdefault(after[0], event)
     for i in range(1, len(loss)):
         a, b = loss.step[i - 1], loss.step[i]
-        if a is not None and b is not None and 10 < b <= a and i not in out and loss.source[i] == loss.source[i - 1]:
+        if a is not None and b is not None and 10 < b < a - 2 and i not in out and loss.source[i] == loss.source[i - 1]:
             out.setdefault(i, None)
     return sorted(out.items())[:50]
 
@@ -41,9 +45,9 @@ def _sides(values: Sequence[float], at: int) -> tuple[list[float], list[float]]:
 def judge(run: Run) -> Iterator[Finding]:
     """What the first readings after each resume show."""
     covers = ("H2", "L3.4")
-    loss = run.series("loss")
+    loss = _main(run)
     marks = points(run)
-    if not marks:
+    if not marks or (rl(run) and not _lost_state(run, None)):
         yield undecided("series.resume", "training/optimizer-state", covers, "resume")
         return
     flagged = False
@@ -188,7 +192,7 @@ def judge_series_after(run: Run) -> Iterator[Finding]:
     marks = points(run)
     if not marks or len(lr) < 8:
         return
-    loss = run.series("loss")
+    loss = _main(run)
     for at, event in marks:
         place = next((i for i in range(1, len(lr)) if lr.source[i] == loss.source[at] and lr.line[i] >= loss.line[at] - 1), None)
         if place is None or place < 3:
@@ -196,7 +200,7 @@ def judge_series_after(run: Run) -> Iterator[Finding]:
         before, now = lr.value[place - 1], lr.value[place]
         later = max(finite(lr.value[place : place + 200]) or [0.0])
         if before > 0 and now < 0.2 * before and later > 2 * now and later >= 0.8 * before:
-            finding = found("series.resume-lr", "training/optimizer-state", lr, place, 0.45, covers, before=short(before), after=short(now))
+            finding = found("series.resume-lr", "training/optimizer-state", lr, place, 0.35, covers, role="precursor", before=short(before), after=short(now))
             if event is not None:
                 finding.evidence.append(run.evidence(event))
             yield finding

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rules.base import Finding, Rule
 from rules.series_view import departures, excluded, found, index_at, level, rounded, series, short, undecided, where
-from rules.statistics import MIN_POINTS, constant_run, departure, finite, mad_sigma, median, monotone, noise, tail_level
+from rules.statistics import MIN_POINTS, constant_run, departure, finite, leaves, mad_sigma, median, monotone, noise, tail_level
 
 if TYPE_CHECKING:
     from forensics.run import Run, Series
@@ -21,7 +21,8 @@ MARGIN_LOW = 0.1  # the guide's L5.2
 
 def _dead_tail(line: Series, target: float | None) -> tuple[int, int] | None:
     """The closing run of equal readings when it is long enough to mean something: (first position, count)."""
-    run = constant_run(line.value, target)
+    last = finite(line.value)[-1:] or [0.0]
+    run = constant_run(line.value, target, 5e-4 * abs(last[0]) if target is None else 0.0)
     if run is None:
         return None
     total = len(finite(line.value))
@@ -65,7 +66,8 @@ def judge_dead(run: Run) -> Iterator[Finding]:
     if flat is not None and zero is None and (no_spread or (not len(spread) and flat[1] >= 12 and not rounded(run, reward.source[0]))):
         start, count = flat
         start = min(start, no_spread[0]) if no_spread and no_spread[1] <= count else start
-        top = reward.value[start] >= max(finite(reward.value)) and start > 0.3 * len(reward)
+        best = finite(series(run, "reward_max").value)
+        top = start > 0.3 * len(reward) and reward.value[start] >= (0.98 * max(best) if best else 0.95)
         weight = 0.5 if top else 0.68
         yield found("series.reward-constant", "reward/zero-advantage", reward, start, weight, covers, readings=count, total=len(reward))
         return
@@ -88,7 +90,7 @@ def _falls(line: Series, share: float = 0.2) -> int | None:
     """Where this score left its level downward for good (needs few readings: held-out scores are rare)."""
     clean = finite(line.value)
     if len(clean) >= MIN_POINTS:
-        spot = departure(line.value, up=False, k=5.0, relative=share, floor=1e-3)
+        spot = leaves(line.value, up=False, k=5.0, relative=share, floor=1e-3)
         if spot is not None:
             return spot.index
     if 4 <= len(clean) < 40:
@@ -121,7 +123,7 @@ def judge_hacking(run: Run) -> Iterator[Finding]:
         if at is not None and not (line.name.startswith("reward/") and tail_level(line.value) > 0.95 * median(line.value)):
             signs.append((line, at))
     shrink = departures(run)["length-down"]
-    if shrink is not None and shrink.factor <= 0.35:
+    if shrink is not None and shrink.factor <= (0.75 if signs else 0.35):
         signs.append((length, shrink.index))
     clip = series(run, "response_clip_ratio")
     swell = departures(run)["response_length"]
@@ -129,7 +131,8 @@ def judge_hacking(run: Run) -> Iterator[Finding]:
     if swell is not None and clip_jump is not None and clip_jump.final >= 0.6:
         signs.append((length, swell.index))
     if rising and signs:
-        signs.sort(key=lambda pair: (pair[0].source[pair[1]] != reward.source[0], pair[0].line[pair[1]]))
+        # Scores printed every step tell the moment better than a held-out score printed now and then.
+        signs.sort(key=lambda pair: (pair[0].source[pair[1]] != reward.source[0], len(pair[0]) < 0.5 * len(reward), pair[0].line[pair[1]]))
         line, at = signs[0]
         weight = 0.75 if len(signs) >= 2 else 0.6
         yield found(
@@ -243,8 +246,9 @@ def judge_preference(run: Run) -> Iterator[Finding]:
         )
         return
     best = max(clean[: max(4, len(clean) * 4 // 5)])
-    spot = departure(margin.value, up=False, k=5.0, relative=0.3, floor=0.02)
-    if spot is not None and spot.final <= 0.4 * spot.baseline and (right is None or right < 0.62):
+    spot = leaves(margin.value, up=False, k=5.0, relative=0.3, floor=0.02)
+    now = tail_level(accuracy.value) if len(accuracy) >= 4 else None
+    if spot is not None and spot.final <= 0.4 * spot.baseline and (now is None or now < 0.62):
         yield found(
             "series.margin-collapse",
             "reward/margin-collapse",

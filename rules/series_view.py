@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Evidence, Finding
-from rules.statistics import Departure, departure, finite, looks_rounded, median
+from rules.statistics import Departure, departure, finite, leaves, looks_rounded, median
 
 if TYPE_CHECKING:
     from forensics.run import Run, Series
@@ -68,13 +68,14 @@ def departures(run: Run) -> dict[str, Departure | None]:
         known = {}
         for name, (up, floor, relative) in HEALTH.items():
             line = series(run, "kl", "kl_loss") if name == "kl" else series(run, name)
-            known[name] = departure(line.value, up=up, floor=floor, relative=relative)
+            measure = departure if name in ("kl", "grad_norm", "value_loss") else leaves
+            known[name] = measure(line.value, up=up, floor=floor, relative=relative)
         reward = series(run, "reward")
-        known["reward-down"] = departure(reward.value, up=False, floor=1e-3, relative=0.15) if len(reward) else None
+        known["reward-down"] = leaves(reward.value, up=False, floor=1e-3, relative=0.15) if len(reward) else None
         entropy = series(run, "entropy")
-        known["entropy-down"] = departure(entropy.value, up=False, floor=1e-3, relative=0.4) if len(entropy) else None
+        known["entropy-down"] = leaves(entropy.value, up=False, floor=1e-3, relative=0.4) if len(entropy) else None
         length = series(run, "response_length")
-        known["length-down"] = departure(length.value, up=False, floor=4.0, relative=0.4) if len(length) else None
+        known["length-down"] = leaves(length.value, up=False, floor=4.0, relative=0.4) if len(length) else None
         run.series_departures = known  # type: ignore[attr-defined]
     return known
 

@@ -144,7 +144,13 @@ def tail_level(values: Sequence[float]) -> float:
 
 
 def departure(
-    values: Sequence[float], up: bool = True, k: float = 6.0, floor: float = 0.0, relative: float = 0.0, window: int = 40, keep: float = 0.85
+    values: Sequence[float],
+    up: bool = True,
+    k: float = 6.0,
+    floor: float = 0.0,
+    relative: float = 0.0,
+    window: int = 40,
+    keep: float = 0.85,
 ) -> Departure | None:
     """The first reading that leaves the level of the readings before it and never comes back, or None.
 
@@ -181,6 +187,50 @@ def departure(
     return None
 
 
+def turn(
+    values: Sequence[float], up: bool = True, k: float = 4.0, floor: float = 0.0, relative: float = 0.12, visible: float = 0.2, keep: float = 0.85
+) -> Departure | None:
+    """A slow ramp away from the best level ever reached, which a running baseline would follow; None when there is none.
+
+    The best level is the lowest (`up`) or highest smoothed one, reached after the first readings.  The last tenth must lie more
+    than `k` noise widths, `floor` and `relative` times that level away, and the way there must be one-directional.  The index
+    is the reading at which the way is unmistakable: beyond `visible` times the level or a fifth of the whole way.
+    """
+    line, places = thin(values)
+    count = len(line)
+    if count < 2 * MIN_POINTS:
+        return None
+    sign = 1.0 if up else -1.0
+    flipped = [sign * v for v in line]
+    half = max(1, min(7, count // 40))
+    smooth = [median(flipped[max(0, i - half) : i + half + 1]) for i in range(count)]
+    stop = count - max(4, count // 20)
+    best = min(range(stop), key=lambda i: (smooth[i], i))
+    # A metric that only ever moved one way (KL, entropy at the start) has no level to leave.
+    if best < max(MIN_POINTS, count // 20):
+        return None
+    base, last, spread = smooth[best], tail_level(flipped), noise(flipped[: best + 1])
+    way = last - base
+    if way <= max(k * spread, floor, relative * abs(base)):
+        return None
+    path = smooth[best:]
+    if monotone(path) < 0.4:
+        return None
+    threshold = base + max(k * spread, floor, min(max(visible * abs(base), 0.2 * way), 0.5 * way))
+    threshold = min(threshold, base + 0.6 * way)
+    for i in range(best, count - 1):
+        rest = flipped[i:]
+        if flipped[i] > threshold and sum(v > threshold for v in rest) >= keep * len(rest):
+            worst = max(range(i, count), key=lambda j: flipped[j])
+            return Departure(places[i], sign * base, spread, sign * threshold, sign * last, places[worst])
+    return None
+
+
+def leaves(values: Sequence[float], up: bool = True, floor: float = 0.0, relative: float = 0.0, k: float = 6.0) -> Departure | None:
+    """A step away from the recent level, else a slow ramp away from the best one."""
+    return departure(values, up=up, k=k, floor=floor, relative=relative) or turn(values, up=up, floor=floor, relative=max(relative, 0.12))
+
+
 def spikes(values: Sequence[float], k: float = 10.0, relative: float = 0.5, window: int = 30) -> list[Spike]:
     """Excursions above the running level: beyond `k` noise widths and `relative` times the level, with what came after."""
     line, places = thin(values)
@@ -198,7 +248,9 @@ def spikes(values: Sequence[float], k: float = 10.0, relative: float = 0.5, wind
             end += 1
         after = line[end + 1 : end + 1 + window]
         half_way = base + 0.5 * (threshold - base)
-        found.append(Spike(places[i], places[end], max(line[i : end + 1]), base, len(after) >= 3 and median(after) <= max(half_way, threshold)))
+        found.append(
+            Spike(places[i], places[end], max(line[i : end + 1]), base, len(after) >= 3 and median(after) <= max(half_way, threshold))
+        )
         i = end + window // 2 if end + 1 < len(line) else len(line)
     return found
 
@@ -255,11 +307,11 @@ def plateau(values: Sequence[float], share: float = 0.4) -> bool:
 
 
 def slope_onset(values: Sequence[float]) -> int:
-    """Position of the first reading from which on a growing series has clearly left its start (15 % of the total rise)."""
+    """Position of the first reading from which on a growing series has clearly left its start (a sixth of the total rise)."""
     line, places = thin(values)
     if len(line) < MIN_POINTS:
         return places[0] if places else 0
     start, end = median(line[:3]), tail_level(line)
-    limit = start + 0.15 * (end - start)
+    limit = start + 0.17 * (end - start)
     below = [i for i, v in enumerate(line) if (v - limit) * (1 if end >= start else -1) <= 0]
     return places[min(len(places) - 1, (below[-1] + 1) if below else 0)]
