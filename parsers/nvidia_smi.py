@@ -61,6 +61,16 @@ COLUMNS = {
     "host": "host",
     "time": "stamp",
 }
+# One column per reason (`Active` / `Not Active`) instead of the mask: bits of NVML's clocks event reasons.
+REASONS = {
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
+}
+COLUMNS |= {f"clocks_{word}_reasons.{name}": f"reason:{name}" for word in ("throttle", "event") for name in REASONS}
 NUMBERS = frozenset(
     "memory_used memory_total utilization temperature memory_temperature power power_limit sm_clock ecc_uncorrected ecc_corrected "
     "pcie_gen pcie_width".split()
@@ -235,6 +245,11 @@ def _rows(lines: list[str], first_line: int, names: list[str], rows: Rows, seen:
         else:
             columns[name] = cell
     table = parts.select(**columns).with_columns(good["line"])
+    active = [name for name in columns if name.startswith("reason:")]
+    if active and "throttle" not in columns:
+        bits = [pl.when(pl.col(name) == "Active").then(REASONS[name[7:]]).otherwise(0) for name in active]
+        table = table.with_columns(pl.sum_horizontal(bits).cast(pl.Int64).alias("throttle"))
+    table = table.drop(active)
     table = _clock(table)
     if "pci" in table.columns:
         known = {text: canonical_pci(text or "") for text in table["pci"].unique().to_list()}
