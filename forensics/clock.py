@@ -10,81 +10,28 @@ steps are preferred to odd offsets and no step to a step.  What cannot be told k
 from __future__ import annotations
 
 import bisect
-import time as _time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from forensics import clock_dates as dates
+from forensics import clock_tracks
 from forensics import clock_votes as votes
+from forensics.clock_tracks import Clock, Track
 
 if TYPE_CHECKING:
     from forensics.run import FileInfo
     from parsers.base import Rows, Stamp
 
-STEP = 900.0  # seconds; every civil zone in use is a multiple of a quarter of an hour from UTC
 HALF_HOUR = 1800.0
 BASES = ("reference", "same-clock", "zone", "audit", "pair", "events", "assumed")
-
-
-@dataclass(slots=True)
-class Clock:
-    """How one file's clock was placed.
-
-    offset_s: this file's reading minus the reference clock's, None for a raw kernel log (see `zero`).  `basis` is a key:
-    reference, same-clock, zone (written in the text), audit (an epoch in the lines), pair (two stamps side by side), events
-    (things both sources saw), assumed.  `facts` holds what the basis rests on.
-    """
-
-    file: str
-    form: str
-    basis: str
-    offset_s: float | None = 0.0
-    uncertainty_s: float = 0.0
-    zero: str | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def certain(self) -> bool:
-        """Whether order against other files may be concluded from this clock."""
-        return self.basis != "assumed" and self.uncertainty_s <= 60
-
-
-@dataclass(slots=True)
-class _Track:
-    """One clock while it is worked out: its points in line order, and offset pieces (axis - stamp.seconds) by first line."""
-
-    source: str
-    form: str
-    points: list[tuple[int, float]] = field(default_factory=list)  # (line, Stamp.seconds)
-    zones: set[float] = field(default_factory=set)
-    yearless: bool = False
-    mono: bool = False
-    precision: float = 1.0
-    group: str = "train"  # train | host
-    host: str = ""
-    metrics: int = 0
-    local: list[float] = field(default_factory=list)  # dated local readings, parallel to points
-    epochs: list[tuple[int, float, float, str]] = field(default_factory=list)  # (line, own seconds, epoch, what)
-    boots: list[int] = field(default_factory=list)  # first lines of boots
-    starts: list[int] = field(default_factory=list)
-    pieces: list[float] = field(default_factory=list)
-    table: bool = False  # stamps of a GPU table, whose rows may be sorted by card
-    drift: float = 0.0  # seconds ahead of true time beyond the zone, near the crash
-    moved: float = 0.0  # seconds by which corrections of the clock were undone
-    clock: Clock | None = None
-
-    @property
-    def zoned(self) -> bool:
-        return bool(self.zones)
 
 
 class Clocks:
     """The clocks of a run.  `zone` is the reference clock's offset from UTC in seconds where known."""
 
-    def __init__(self, tracks: dict[tuple[str, str], _Track], reference: tuple[str, str] | None, zone: float | None):
+    def __init__(self, tracks: dict[tuple[str, str], Track], reference: tuple[str, str] | None, zone: float | None):
         self._tracks = tracks
         self.reference = reference
         self.zone = zone
@@ -95,14 +42,14 @@ class Clocks:
         """Unix seconds of a stamp that stands at `line` (or was inherited there); None when nothing places it."""
         if stamp is None:
             return None
-        track = self._tracks.get((source, _base(stamp.form)))
+        track = self._tracks.get((source, clock_tracks.base(stamp.form)))
         if track is None or not track.starts:
             return None
-        return stamp.seconds + track.pieces[_at(track.starts, line)]
+        return stamp.seconds + track.pieces[clock_tracks.piece_at(track.starts, line)]
 
     def offset_table(self, source: str, form: str) -> list[tuple[int, float]]:
         """(first line, seconds to add to `Stamp.seconds`) pieces of one clock in line order; empty for an unknown clock."""
-        track = self._tracks.get((source, _base(form)))
+        track = self._tracks.get((source, clock_tracks.base(form)))
         return [] if track is None else list(zip(track.starts, track.pieces, strict=True))
 
     def of(self, source: str) -> Clock | None:
@@ -123,10 +70,10 @@ class Clocks:
 
 def align(rows: dict[str, Rows], files: dict[str, FileInfo], zone: str | None = None) -> Clocks:
     """Place every clock of a run; `zone` (a name or `+08:00`) is the reference clock's, as the user says."""
-    tracks = _tracks(rows, files)
+    tracks = clock_tracks.collect(rows, files)
     if not tracks:
         return Clocks({}, None, None)
-    _date(tracks, files)
+    clock_tracks.fill_dates(tracks, files)
     reference = _reference(tracks, files)
     main = tracks[reference]
     known = next(iter(main.zones)) if main.zones else None
@@ -139,73 +86,7 @@ def align(rows: dict[str, Rows], files: dict[str, FileInfo], zone: str | None = 
     return Clocks(tracks, reference, known)
 
 
-# Collecting -------------------------------------------------------------------------------------------------------------
-
-
-def _base(form: str) -> str:
-    return form.rstrip("~")
-
-
-def _at(starts: list[int], line: int) -> int:
-    return max(0, bisect.bisect_right(starts, line) - 1)
-
-
-def _tracks(rows: dict[str, Rows], files: dict[str, FileInfo]) -> dict[tuple[str, str], _Track]:
-    """All clocks with their points in line order."""
-    tracks: dict[tuple[str, str], _Track] = {}
-    boots: dict[str, list[int]] = defaultdict(list)
-
-    def track(source: str, form: str) -> _Track:
-        key = (source, _base(form))
-        if key not in tracks:
-            tracks[key] = _Track(source, key[1])
-        return tracks[key]
-
-    def add(source: str, line: int, stamp: Stamp) -> _Track:
-        one = track(source, stamp.form)
-        one.points.append((line, stamp.seconds))
-        one.yearless |= stamp.yearless
-        one.mono |= stamp.mono
-        one.precision = max(one.precision if len(one.points) > 1 else 0.0, stamp.precision)
-        if stamp.zone is not None:
-            one.zones.add(stamp.zone)
-        return one
-
-    for source, row in rows.items():
-        for event in row.events:
-            if event.stamp is None:
-                if event.kind == "clock" and event.fields.get("what") == "boot":
-                    boots[source].append(event.line)
-                continue
-            one = add(source, event.line, event.stamp)
-            if event.kind in ("clock", "boot"):
-                if event.fields.get("what") == "boot" or event.kind == "boot":
-                    boots[source].append(event.line)
-                epoch = event.fields.get("epoch")
-                if event.kind == "clock" and isinstance(epoch, int | float) and not event.inherited:
-                    one.epochs.append((event.line, event.stamp.seconds, float(epoch), str(event.fields.get("what"))))
-        last: Any = None
-        for metric in row.metrics:
-            if metric.stamp is None:
-                continue
-            one = track(source, metric.stamp.form)
-            one.metrics += 1
-            if metric.stamp is not last:
-                add(source, metric.line, metric.stamp)
-                last = metric.stamp
-        for form, lines, seconds in votes.frame_points(row.samples):
-            one = track(source, form)
-            one.points.extend(zip(lines, seconds, strict=True))
-            one.precision = 0.001
-            one.table = True
-    for (source, _form), one in tracks.items():
-        one.points = sorted(set(one.points))
-        one.boots = sorted(set(boots.get(source, ())))
-        one.group, one.host = votes.group_of(source, one.form, rows[source], files.get(source))
-    return {key: one for key, one in tracks.items() if one.points}
-
-
-def _reference(tracks: dict[tuple[str, str], _Track], files: dict[str, FileInfo]) -> tuple[str, str]:
+def _reference(tracks: dict[tuple[str, str], Track], files: dict[str, FileInfo]) -> tuple[str, str]:
     """The main training log's clock: of a training file, with most metric readings, then most stamps, then the largest file."""
 
     def rank(key: tuple[str, str]) -> tuple[Any, ...]:
@@ -217,47 +98,11 @@ def _reference(tracks: dict[tuple[str, str], _Track], files: dict[str, FileInfo]
     return max(tracks, key=rank)
 
 
-# Years, hours that come twice, corrections --------------------------------------------------------------------------------------------------------
-
-
-def _date(tracks: dict[tuple[str, str], _Track], files: dict[str, FileInfo]) -> None:
-    """Fill `local`: dated local readings; year-less clocks take the year that brings them nearest to the run's dated stamps."""
-    dated: list[float] = []
-    for one in tracks.values():
-        if one.mono:
-            one.local = [seconds for _, seconds in one.points]
-        elif not one.yearless:
-            zone = next(iter(one.zones), 0.0)
-            one.local = [seconds + zone for _, seconds in one.points]
-            if one.group == "train":
-                dated.append(one.local[-1])
-    if not dated:
-        dated = [one.local[-1] for one in tracks.values() if one.local and not one.mono]
-    epochs = [epoch for one in tracks.values() for _, _, epoch, what in one.epochs if what != "rtc"]
-    for one in tracks.values():
-        if not one.yearless:
-            continue
-        info = files.get(one.source)
-        if dated or epochs:
-            target = median(dated or epochs)
-        elif info is not None and info.modified:
-            target = info.modified
-        else:
-            target = _time.time()
-        one.local = dates.with_years([seconds for _, seconds in one.points], target)
-    for one in tracks.values():
-        if one.mono or one.zones:
-            continue
-        one.local = dates.unfold(one.local)
-        if one.group == "host" and not one.table and not one.epochs:
-            one.local, one.moved = dates.corrected(one.local)
-
-
 # Placing ----------------------------------------------------------------------------------------------------------------
 
 
 def _place(
-    tracks: dict[tuple[str, str], _Track],
+    tracks: dict[tuple[str, str], Track],
     reference: tuple[str, str],
     rows: dict[str, Rows],
     files: dict[str, FileInfo],
@@ -281,7 +126,7 @@ def _place(
         if not tracks[key].zoned or known is not None:
             view.add_train(views[key], -step)
     # 2. What each host's own clock is from UTC, by epochs in its lines or a zone in its text.
-    zones = {key: _zone_of(one) for key, one in tracks.items()}
+    zones = {key: clock_tracks.zone_of(one) for key, one in tracks.items()}
     host_zone: dict[str, float] = {}
     for key, one in tracks.items():
         if one.group == "host" and (found := zones[key]) is not None and not one.mono:
@@ -290,7 +135,11 @@ def _place(
     # 3. One zone step for all host clocks together: hosts of one cluster are set alike.
     paired = [step for key, (step, basis, _, _) in steps.items() if basis == "pair" and tracks[key].group == "host"]
     locals_ = [(views[key], zones[key]) for key, one in tracks.items() if one.group == "host" and not one.mono]
-    raws = [(views[key], epoch_zero) for key, one in tracks.items() if one.mono and (epoch_zero := _epoch_zero(one, near)) is not None]
+    raws = [
+        (views[key], epoch_zero)
+        for key, one in tracks.items()
+        if one.mono and (epoch_zero := clock_tracks.epoch_zero(one, near)) is not None
+    ]
     decision = votes.decide(view, locals_, raws, common, known, paired)
     for key, one in tracks.items():
         if key in steps and one.group == "train":
@@ -299,7 +148,7 @@ def _place(
             _place_mono(one, near, decision, view, views[key], shift)
             continue
         zone = zones[key] if zones[key] is not None else common
-        drift, basis, spread, facts = _drift(one, near + decision.step)
+        drift, basis, spread, facts = clock_tracks.drift_near(one, near + decision.step)
         if one.moved:
             facts["moved_s"] = round(one.moved, 3)
         if one.zoned or zones[key] is not None:
@@ -319,7 +168,7 @@ def _place(
             offset = offset + next(iter(one.zones)) - (decision.reference_zone or 0.0) if key != reference else 0.0
             basis = "zone" if key != reference else basis
         one.clock = Clock(one.source, one.form, basis, round(offset, 3), round(uncertainty, 3), None, facts)
-        shifted = _drifts(one, offset - one.drift)
+        shifted = clock_tracks.drifts(one, offset - one.drift)
         _set_pieces(one, [local - shifted[index] - shift for index, local in enumerate(one.local)])
 
 
@@ -329,67 +178,11 @@ def _most(values: Iterable[float]) -> float:
     return min(counts, key=lambda value: (-counts[value], value))
 
 
-def _view_of(one: _Track, row: Rows) -> votes.Seen:
+def _view_of(one: Track, row: Rows) -> votes.Seen:
     return votes.Seen.of(one.source, one.form, one.points, one.local, row)
 
 
-def _zone_of(one: _Track) -> float | None:
-    """The clock's offset from UTC: written, or the whole step between its readings and the epochs in its lines."""
-    if one.zones:
-        return next(iter(one.zones))
-    if one.mono or not one.epochs:
-        return None
-    local = dict(zip((line for line, _ in one.points), one.local, strict=True))
-    gaps = [local[line] - epoch for line, _, epoch, what in one.epochs if line in local and what != "rtc"]
-    if not gaps:
-        return None
-    step = round(median(gaps) / STEP) * STEP
-    return step if abs(median(gaps) - step) <= dates.POISON and abs(step) <= 15 * 3600 else None
-
-
-def _drift(one: _Track, near: float) -> tuple[float, str, float, dict[str, Any]]:
-    """Seconds this clock is ahead of true time beyond its zone, from the epochs nearest the crash: (drift, basis, spread, facts)."""
-    if one.mono:
-        return 0.0, "assumed", 0.0, {}
-    zone = _zone_of(one)
-    if zone is None or not one.epochs:
-        return 0.0, "zone" if one.zones else "assumed", 1.0 if one.zones else 0.0, {}
-    local = dict(zip((line for line, _ in one.points), one.local, strict=True))
-    gaps = [(local[line], local[line] - zone - epoch) for line, _, epoch, what in one.epochs if line in local and what != "rtc"]
-    value, spread, used = dates.nearest(gaps, near)
-    if used == 0:
-        return 0.0, "zone" if one.zones else "assumed", 1.0, {}
-    return value, "audit", spread + one.precision, {"anchors": used, "drift_s": round(value, 3)}
-
-
-def _drifts(one: _Track, step: float) -> list[float]:
-    """Offset of each point: the step plus the drift told by the epochs at its place in the file."""
-    zone = None if one.mono else _zone_of(one)
-    if zone is None or not one.epochs or one.group != "host":
-        return [step + one.drift] * len(one.local)
-    local = dict(zip((line for line, _ in one.points), one.local, strict=True))
-    found = dates.pieces([(line, local[line] - zone - epoch) for line, _, epoch, what in one.epochs if line in local and what != "rtc"])
-    if not found:
-        return [step + one.drift] * len(one.local)
-    starts = [line for line, _ in found]
-    return [step + found[_at(starts, line)][1] for line, _ in one.points]
-
-
-def _epoch_zero(one: _Track, near: float) -> float | None:
-    """UTC of monotonic second 0 of the last boot, by epochs in the lines nearest its end; None without any."""
-    if not one.mono or not one.epochs:
-        return None
-    first = dates.boot_starts(one.points, one.boots)[-1]
-    gaps = [(seconds, epoch - seconds) for line, seconds, epoch, what in one.epochs if line >= first and what != "rtc"]
-    gaps = gaps or [(seconds, epoch - seconds) for line, seconds, epoch, _ in one.epochs if line >= first]
-    if not gaps:
-        return None
-    rough = median(value for _, value in gaps)
-    value, _, used = dates.nearest(gaps, near - rough)
-    return value if used else None
-
-
-def _place_mono(one: _Track, near: float, decision: votes.Decision, view: votes.View, seen: votes.Seen, shift: float) -> None:
+def _place_mono(one: Track, near: float, decision: votes.Decision, view: votes.View, seen: votes.Seen, shift: float) -> None:
     """Pieces for each boot of a raw kernel log."""
     starts = dates.boot_starts(one.points, one.boots)
     zone = decision.reference_zone
@@ -430,7 +223,7 @@ def _place_mono(one: _Track, near: float, decision: votes.Decision, view: votes.
     one.clock = Clock(one.source, one.form, basis, None, round(uncertainty, 3), dates.iso(zero, shift if shift else None), facts)
 
 
-def _filled(zeros: list[float | None], starts: list[int], one: _Track, near: float) -> list[float]:
+def _filled(zeros: list[float | None], starts: list[int], one: Track, near: float) -> list[float]:
     """Boots that no anchor places: the last one ends with the training log, earlier ones a minute before the next begins."""
     out: list[float] = []
     for index in range(len(zeros) - 1, -1, -1):
@@ -442,7 +235,7 @@ def _filled(zeros: list[float | None], starts: list[int], one: _Track, near: flo
 
 
 def _side_by_side(
-    tracks: dict[tuple[str, str], _Track],
+    tracks: dict[tuple[str, str], Track],
     reference: tuple[str, str],
     steps: dict[tuple[str, str], tuple[float, str, float, dict[str, Any]]],
 ) -> None:
@@ -468,7 +261,7 @@ def _side_by_side(
 
 
 def _by_steps(
-    tracks: dict[tuple[str, str], _Track],
+    tracks: dict[tuple[str, str], Track],
     views: dict[tuple[str, str], votes.Seen],
     reference: tuple[str, str],
     steps: dict[tuple[str, str], tuple[float, str, float, dict[str, Any]]],
@@ -497,7 +290,7 @@ def _host(files: dict[str, FileInfo], source: str) -> str | None:
     return info.host if info else None
 
 
-def _neighbour_gaps(one: _Track, base: _Track) -> list[float]:
+def _neighbour_gaps(one: Track, base: Track) -> list[float]:
     """Reading of `one` minus those of `base` on the lines next to it, at most 50.
 
     A point counts only when its neighbours on both sides (where there are two within reach) say the same to 3 minutes: lines
@@ -513,7 +306,7 @@ def _neighbour_gaps(one: _Track, base: _Track) -> list[float]:
     return gaps[:50]
 
 
-def _set_pieces(one: _Track, axis: list[float]) -> None:
+def _set_pieces(one: Track, axis: list[float]) -> None:
     """Compress axis - stamp.seconds into pieces by line."""
     one.starts, one.pieces = [], []
     for (line, seconds), value in zip(one.points, axis, strict=True):
@@ -523,9 +316,9 @@ def _set_pieces(one: _Track, axis: list[float]) -> None:
             one.pieces.append(offset)
 
 
-def _per_file(tracks: dict[tuple[str, str], _Track]) -> list[Clock]:
+def _per_file(tracks: dict[tuple[str, str], Track]) -> list[Clock]:
     """One clock per file: that of the form with most stamps."""
-    best: dict[str, _Track] = {}
+    best: dict[str, Track] = {}
     for one in tracks.values():
         held = best.get(one.source)
         if one.clock is not None and (held is None or _weight(one) > _weight(held)):
@@ -533,5 +326,5 @@ def _per_file(tracks: dict[tuple[str, str], _Track]) -> list[Clock]:
     return [one.clock for _, one in sorted(best.items()) if one.clock is not None]
 
 
-def _weight(one: _Track) -> tuple[bool, int]:
+def _weight(one: Track) -> tuple[bool, int]:
     return (one.clock is not None and one.clock.basis == "reference", len(one.points))

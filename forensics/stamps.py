@@ -244,8 +244,7 @@ def find_stamp(text: str) -> Stamp | None:
     """
     head = text if len(text) <= HEAD else text[:HEAD]
     if ":" in head:
-        tries = 0
-        for clock in _CLOCK.finditer(head):
+        for tries, clock in enumerate(_CLOCK.finditer(head)):
             found = _wall(head, clock.start())
             if found is not None:
                 stamp, begin = found
@@ -254,8 +253,7 @@ def find_stamp(text: str) -> Stamp | None:
                 if begin > 24 and _WORDS.search(head, 0, begin):
                     return Stamp(stamp.form + "~", stamp.seconds, stamp.zone, stamp.yearless, False, stamp.precision)
                 return stamp
-            tries += 1
-            if tries == 6:
+            if tries == 5:
                 break
     if head[:1] in _STARTS or head[:4] in _FACILITIES:
         return _mono(head)
