@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 
 from parsers.base import Context, Line, LineParser, Rows
-from parsers.values import bar_near, dict_body, emit, fraction, number, once, quoted_pairs, step_of
+from parsers.values import bar_after, dict_body, emit, fraction, number, once, quoted_pairs, step_of
 
 # What may stand before the dict: nothing, a progress bar, a logger's `>> `, or an axolotl/swift tag.
 _BEFORE = re.compile(r"(?:\s*|.{0,2000}[\]|]\s*|.{0,300}(?:>> |INFO:swift\] |[0-9]%\|.{0,600}\]\s*))\Z")
 _CLAIMED = re.compile(
     r"(?:Global step|step|rollout|perf|eval|train|metrics) [0-9]+: \Z|\]\[PID [0-9]+\] \Z|\.py:[0-9]+ - \Z|train_inner \| \Z"
 )
+_OWN = re.compile(r"'(?:learning_rate|eval_\w+|train_runtime)': ")
 _TRL = re.compile(r"'(?:completions?/|completion_length|frac_reward_zero_std|rewards/|logps/|objective/|clip_ratio/|sampling/|reward_std)")
 _SETTINGS = {
     "Num examples": "setting.num_examples",
@@ -36,16 +37,20 @@ _SETTING = re.compile(r"([A-Z][A-Za-z&.,() ]{4,70}?) ?= ?([0-9][0-9,]*)")
 _RESUMED = re.compile(r"Continuing training from (epoch|global step) (\d+)")
 
 
+def owns(before: str, body: str) -> bool:
+    """Whether a printed dict is the Trainer's, by what stands before it and by its keys."""
+    if _CLAIMED.search(before[-80:]):
+        return False
+    return _BEFORE.match(before) is not None or ("'epoch': " in body and _OWN.search(body) is not None)
+
+
 def _parse(line: Line, rows: Rows, context: Context) -> None:
     text = line.text
     at = text.find("{")
     if at < 0:
         return
-    before = text[:at]
-    if _CLAIMED.search(before) or not _BEFORE.match(before):
-        return
     body = dict_body(text, at)
-    if body is None:
+    if body is None or not owns(text[:at], body):
         return
     pairs = list(quoted_pairs(body))
     if not pairs:
@@ -78,12 +83,39 @@ def _step(body: str, pairs: list[tuple[str, float]], context: Context) -> float 
     step = step_of(pairs)
     if step is not None:
         return step
+    return _from_bar(dict(pairs).get("epoch"), "eval_runtime" in body or "train_runtime" in body, context)
+
+
+def _from_bar(epoch: float | None, repeated: bool, context: Context) -> float | None:
+    """The step in the bar redrawn after the dict.
+
+    Streams that were forwarded apart put other bars there: a step that does not grow, or that leaves the ratio of step to
+    epoch of the lines before, is not believed, and from then on no bar of the file is.
+    """
     state = context.state
-    found = bar_near(context, state.get("total"))
-    if found is None:
+    if state.get("torn"):
         return None
-    state["total"] = found[1]
-    return found[0]
+    last: float = state.get("last", 0.0)
+    found = bar_after(context, state.get("total"))
+    if found is None:
+        # The file may end before the redraw: go on in the rhythm of the lines above.
+        every: float = state.get("every", 0.0)
+        step = last if repeated else last + every
+        return step if last and (every or repeated) else None
+    step, total = found
+    if step < 1 or step < last:
+        state["torn"] = step > 0 or last > 0
+        return None
+    if epoch is not None and epoch >= 0.1:
+        ratio, known = step / epoch, state.get("ratio")
+        if known is not None and abs(ratio - known) > (0.15 + 0.01 / epoch) * known:
+            state["torn"] = True
+            return None
+        state["ratio"] = ratio
+    if step > last:
+        state["every"] = step - last
+    state["last"], state["total"] = step, total
+    return step
 
 
 def _started(line: Line, rows: Rows, context: Context) -> None:

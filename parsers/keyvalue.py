@@ -8,25 +8,28 @@ result of training (loss, reward, KL, gradient norm ...) with a number; prose an
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from parsers.base import Context, Line, LineParser, Rows
 from parsers.canonical import reading
+from parsers.hf_trainer import owns
 from parsers.values import NUMBER, bars, dict_body, emit, number, once, quoted_pairs, step_of
 
 # `key: value` / `key=value`; the key is one word, or two or three words for `train loss: 1.2`.
 _PAIR = re.compile(
-    r"(?<![\w/.@-])([A-Za-z_][\w./@%()-]{0,79}(?: (?:[Ll]oss|[Nn]orm|[Rr]ate|[Rr]eward|[Mm]ean|KL|[Aa]ccuracy|[Ll]ength|[Ee]ntropy|[Tt]ime))?)\s{0,2}[=:]\s{0,4}(?:tensor\()?(NUM)(ms|s|%|GiB|GB|MiB|K|M|B)?(?=[\s,;|)\]}(]|\.?\s|\.?\Z)".replace(
+    r"(?<![\w/.@-])([A-Za-z_][\w./@%()-]{0,79}(?: (?:[Ll]oss|[Nn]orm|[Rr]ate|[Rr]eward|[Mm]ean|KL|[Aa]ccuracy|[Ll]ength|[Ee]ntropy|[Tt]ime))?)\s{0,2}[=:]\s{0,4}(?:tensor\()?(NUM)(ms|s|%|GiB|GB|MiB|K|M|B)?(?=[\s,;|)\]}(>]|\.?\s|\.?\Z)".replace(
         "NUM", NUMBER
     )
 )
-# `loss 2.31`: only for names that are known results or rates.
+# `loss 2.31`: only for names that the table knows or that look like a logger's (`objective/kl`, `reward_mean`).
 _SPACED = re.compile(
-    r"(?<![\w/.-])((?:train |val |valid |eval |test )?(?:loss|Loss|lr|LR|grad_norm|grad norm|gradnorm|gnorm|reward|kl|KL|entropy|acc|accuracy|Acc@[15]|ppl|mfu|time|Time|Data|margin|reward_mean|reward_std|val_loss|train_loss|eval_loss|policy_loss|value_loss|tok/s|tokens/s))\s{1,6}(NUM)(ms|s|%)?(?=[\s,;|)(]|\.?\s|\.?\Z)".replace(
+    r"(?<![\w/.@-])((?:(?:train|val|valid|eval|test|grad) )?[A-Za-z_][\w./@-]{0,79})\s{1,6}(NUM)(ms|s|%)?(?=[\s,;|)(>]|\.?\s|\.?\Z)".replace(
         "NUM", NUMBER
     )
 )
+_EPOCH = re.compile(r"(?i)\bepoch\s{0,2}[=:#]?\s{0,3}(\d{1,9})(?![\d.])")
 _STEP = re.compile(
-    r"(?i)(?<![\w/-])(?:global[_ -]?step|train(?:ing)?[_ ]step|completed step|steps?|iter(?:ation)?|num_updates|updates?|batch)\s{0,2}[=:#\[]?\s{0,12}(\d[\d,]{0,14})(?:\s{0,2}(?:/|of)\s{0,4}(\d[\d,]{0,14}))?(?![\w.%])"
+    r"(?i)(?<![\w/-])(?:global[_ -]?step|train(?:ing)?[_ ]step|completed step|steps?|it|iter(?:ation)?|num_updates|updates?|batch)\s{0,2}[=:#\[]?\s{0,12}(\d[\d,]{0,14})(?:\s{0,2}(?:/|of)\s{0,4}(\d[\d,]{0,14}))?(?![\w.%])"
 )
 _BRACKETED = re.compile(r"\[(\d{1,9})\]\s{0,2}\[\s{0,12}(\d{1,12})/\s{0,4}(\d{1,12})\]")
 _ITER = re.compile(r"Iter\((?:train|val)\)\s{1,4}\[\s{0,12}(\d{1,12})/\s{0,4}(\d{1,12})\]")
@@ -38,7 +41,7 @@ _YOLO = re.compile(
     r"\s{0,12}(\d{1,9})/(\d{1,9})\s{1,12}([0-9.]{1,12})G\s{1,12}((?:[0-9.]{1,12}|nan|inf)(?:\s{1,12}(?:[0-9.]{1,12}|nan|inf)){0,12})"
 )
 _CLAIMED = re.compile(
-    r"Global step \d{1,12}: \{|'training_step': |\]\[PID \d|\b(?:step|rollout|perf|eval) \d{1,12}: \{|\bstep: ?\d{1,12} - |\|Loss: |elapsed time per iteration|\biteration:? {1,12}\d{1,12} ?/ {0,12}\d{1,12} \||\A\s{0,8}•|iter time \(s\)| tps: |\| lm loss"
+    r"Global step \d{1,12}: \{|'training_step': |\]\[PID \d|\b(?:step|rollout|perf|eval) \d{1,12}: \{|\bstep: ?\d{1,12} - |\|Loss: |elapsed time per iteration|number of nan iterations|\| consumed_tokens: |\| reduced_train_loss: |\A\s{0,8}•|iter time \(s\)| tps: |\| lm loss"
 )
 _RESULTS = re.compile(
     r"(?:eval_)?(?:loss|policy_loss|value_loss|kl_loss|nll_loss|aux_loss|kl|approx_kl|reward(?:_\w+)?(?:/.+)?|entropy|grad_norm|head_grad_norm|accuracy|token_accuracy|perplexity|response_length|logprob_diff|prob_diff|importance_ratio|frac_zero_std|clip_fraction)\Z"
@@ -51,6 +54,7 @@ _PROSE = re.compile(
     r"(?i)\b(?:expected|should|must|warning|deprecated|please|default|argument|config|hint|if the|will be|set to|instead of|using|traceback|error)\b"
 )
 
+_SHORT = ("Time", "Data", "time", "data", "Acc@1", "Acc@5", "mfu", "time")
 _SURE = ("modded-nanogpt", "maxtext", "mmengine")  # lines of these count even without a loss
 
 
@@ -63,9 +67,11 @@ def _pairs(text: str) -> list[tuple[str, float]]:
             continue
         found.setdefault(key, value * 0.001 if match[3] == "ms" and key not in ("train_time", "step_avg", "time") else value)
     for match in _SPACED.finditer(text):
-        value = number(match[2])
-        if value is not None and len(found) < 200:
-            found.setdefault(match[1], value)
+        key, value = match[1], number(match[2])
+        if value is None or len(found) > 200 or _IDENTITY.match(key):
+            continue
+        if "/" in key or "_" in key or reading(key).known or key in _SHORT:
+            found.setdefault(key, value)
     return list(found.items())
 
 
@@ -129,6 +135,8 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
     own = step_of(pairs, framework)
     if own is not None and step is None:
         step = own
+    if step is not None:
+        step = _over_epochs(text, step, context.state)
     keras = _KERAS.match(text)
     results = [key for key, _ in pairs if _is_result(key, framework)]
     if not results and framework not in _SURE:
@@ -143,10 +151,27 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
     if len(text) > 600 and len(pairs) < 3:
         return
     emit(line, rows, [(key, value) for key, value in pairs if reading(key, framework).name != "step"], step, framework)
-    if framework:
+    if framework and framework != "imagenet":
         once(context, rows, line, "framework", framework)
     if total is not None and context.state.get("total") != total:
         context.state["total"] = total
+
+
+def _over_epochs(text: str, step: float, state: dict[str, Any]) -> float:
+    """A step counted over the whole run where the line's own counter begins anew with each epoch."""
+    match = _EPOCH.search(text)
+    if match is None or re.search(r"(?i)global|num_updates|iteration", text):
+        return step
+    epoch = int(match[1])
+    last_epoch, last, every, offset = state.get("epochs", (epoch, step, 0.0, 0.0))
+    if epoch == last_epoch + 1 and step < last:
+        offset += last + (every or 1.0) - min(step, every)
+    elif epoch < last_epoch:
+        offset = 0.0
+    if epoch == last_epoch and step > last:
+        every = step - last
+    state["epochs"] = (epoch, step, every, offset)
+    return float(step + offset)
 
 
 def _tail(text: str) -> str:
@@ -165,11 +190,8 @@ def _is_result(key: str, framework: str | None) -> bool:
 def _dict(line: Line, rows: Rows, context: Context, framework: str | None) -> None:
     text = line.text
     at = text.find("{")
-    before = text[:at].rstrip()
-    if "'" in text[at : at + 2] and (not before or before.endswith(("]", "|", ">>"))):
-        return  # the Trainer's own dict
     body = dict_body(text, at)
-    if body is None:
+    if body is None or ("'" in text[at : at + 2] and owns(text[:at], body)):
         return
     pairs = list(quoted_pairs(body))
     if not any(_is_result(key, framework) for key, _ in pairs):
@@ -183,14 +205,33 @@ def _dict(line: Line, rows: Rows, context: Context, framework: str | None) -> No
 
 
 def _bar(line: Line, rows: Rows, context: Context, bar: tuple[str, float, float, str], framework: str | None) -> None:
-    _, step, _, rest = bar
+    """Readings in a bar's postfix, or printed behind it."""
+    desc, step, total, rest = bar
+    behind = line.text.rpartition("]")[2] if line.text.count("%|") == 1 else ""
     pairs = [pair for pair in _pairs(rest) if not pair[0].endswith("/s")]
+    if behind.strip():
+        pairs += [pair for pair in _pairs(behind[:2000]) if pair[0] not in dict(pairs)]
     if not any(_is_result(key, framework) for key, _ in pairs):
         return
     own = step_of(pairs, framework)
-    emit(line, rows, pairs, own if own is not None else step, framework)
+    emit(line, rows, pairs, own if own is not None else _bar_step(desc, step, total, tuple(pairs), context.state), framework)
     if framework:
         once(context, rows, line, "framework", framework)
+
+
+def _bar_step(desc: str, step: float, total: float, pairs: tuple[tuple[str, float], ...], state: dict[str, Any]) -> float:
+    """The step over the whole run: bars begin anew with each epoch (its number may stand in the description) or rollout."""
+    named = re.search(r"(?i)\bepoch[ =:]{0,2}(\d{1,9})(?![\d/])", desc)
+    if named is not None and total:
+        return int(named[1]) * total + step
+    name = re.sub(r"\d+", "#", desc)[-60:]
+    bars_seen = state.setdefault("bars", {})
+    offset, last, shown = bars_seen.get(name, (0.0, 0.0, ()))
+    if step < last or (step == last == total and pairs != shown):
+        offset += total or last
+    if len(bars_seen) < 200 or name in bars_seen:
+        bars_seen[name] = (offset, step, pairs)
+    return float(offset + step)
 
 
 def _composer(line: Line, rows: Rows, context: Context) -> None:
@@ -216,16 +257,18 @@ def _yolo(line: Line, rows: Rows, context: Context) -> None:
     names = line.text.split()
     if names[:2] != ["Epoch", "GPU_mem"]:
         return
-    for near in context.following(8):
+    latest: dict[float, tuple[Line, re.Match[str]]] = {}
+    for near in context.following(120):
+        if "box_loss" in near.text:
+            break  # the next epoch's header reads its own rows
         row = _YOLO.match(near.text)
-        if row is None:
-            continue
+        if row is not None:
+            latest[float(row[1])] = (near, row)
+    for epoch, (near, row) in latest.items():
         values = [number(row[3]), *(number(value) for value in row[4].split())]
-        epoch = float(row[1])
         emit(near, rows, [(key, value) for key, value in zip(names[1:], values, strict=False) if value is not None], epoch, "ultralytics")
         rows.event(near, "progress", fields={"step": epoch, "total": float(row[2]), "unit": "epoch", "training": True})
         once(context, rows, line, "framework", "ultralytics")
-        break
 
 
 PARSER = LineParser(
@@ -251,6 +294,11 @@ PARSER = LineParser(
         "grad_norm=",
         "grad_norm: ",
         "gnorm",
+        "objective/kl",
+        ", rm=",
+        ", ret=",
+        "kl=",
+        "kl: ",
         "entropy=",
         "entropy: ",
         "step_avg:",

@@ -34,14 +34,16 @@ def _bar(line: Line, rows: Rows, context: Context) -> None:
     desc, step, total, rest = found[-1]
     desc = desc[-60:].strip(" |:-")
     training = is_training(desc)
-    fields: dict[str, object] = {"step": step, "total": total, "training": training}
+    fields: dict[str, object] = {"step": step, "training": training}
+    if total:
+        fields["total"] = total
     if desc:
         fields["what"] = desc
     pace = _PACE.search(rest)
     if pace is not None and (value := number(pace[1])) is not None and value > 0:
         fields["seconds_per_step"] = value if pace[2] == "s/it" else round(1 / value, 9)
     rows.event(line, "progress" if training else "activity", "debug", text=line.text[:300], fields=fields)
-    if step == total and re.fullmatch(r"Training Progress", desc):
+    if total and step == total and re.fullmatch(r"Training Progress", desc):
         rows.event(line, "run_end", fields={"reason": "progress bar full", "step": step})
 
 
@@ -57,7 +59,7 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         if "%|" in text:
             return
     lower = text.lower()
-    if "world" in lower or "Starting with " in text:
+    if ("world" in lower or "Starting with " in text) and "group_name=" not in text:
         world = _WORLD.search(text)
         if world is not None:
             size = int(next(group for group in world.groups() if group))

@@ -33,6 +33,7 @@ _FACTOR = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 BAR = re.compile(
     r"(?P<desc>[^|\r\n%]{0,80}?)(?P<percent>\d{1,3})%\|[^|\r\n]{0,400}\|\s{0,4}(?P<step>\d[\d.,]{0,12})(?P<mult>[kMG]?)/(?P<total>\d[\d.,]{0,12})(?P<tmult>[kMG]?)\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})"
 )
+_OPEN_BAR = re.compile(r"(?P<desc>[^|\r\n]{0,80}?)\|\s{0,2}(?P<step>\d{1,12})/\?\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})")
 _BAR_MULTIPLES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 # Names that are counters, settings or bookkeeping rather than readings: used for the step, or left out.
 _NOT_METRICS = frozenset(
@@ -121,8 +122,11 @@ def emit(
 
 
 def bars(text: str) -> Iterator[tuple[str, float, float, str]]:
-    """(description, step, total, text in brackets) of each progress bar of a text."""
+    """(description, step, total, text in brackets) of each progress bar of a text; total 0 where the bar knows none (`250/?`)."""
     if "%|" not in text:
+        if "/?" in text:
+            for match in islice(_OPEN_BAR.finditer(text), 400):
+                yield match["desc"].strip(" :\t"), float(match["step"]), 0.0, match["rest"]
         return
     for match in islice(BAR.finditer(text), 400):
         try:
@@ -133,8 +137,8 @@ def bars(text: str) -> Iterator[tuple[str, float, float, str]]:
         yield match["desc"].strip(" :\t"), step, total, match["rest"]
 
 
-def bar_near(context: Context, total: float | None) -> tuple[float, float] | None:
-    """(step, total) of the progress bar around a line: the one redrawn after it, else the last one above it.
+def bar_after(context: Context, total: float | None) -> tuple[float, float] | None:
+    """(step, total) of the progress bar redrawn right after a line.
 
     With `total` only a bar of that length counts, so that an evaluation's bar does not give the step.
     """
@@ -144,6 +148,14 @@ def bar_near(context: Context, total: float | None) -> tuple[float, float] | Non
                 return step, whole
         if neighbour.text.strip():
             break
+    return None
+
+
+def bar_near(context: Context, total: float | None) -> tuple[float, float] | None:
+    """(step, total) of the progress bar around a line: the one redrawn after it, else the last one above it."""
+    after = bar_after(context, total)
+    if after is not None:
+        return after
     for neighbour in context.preceding(2):
         found = [(step, whole) for desc, step, whole, _ in bars(neighbour.text) if (total is None and is_training(desc)) or whole == total]
         if found:
