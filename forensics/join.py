@@ -13,6 +13,7 @@ from forensics.run import RankInfo, Run
 from parsers.base import Event
 from rules.base import Evidence
 
+LOCAL_FILE = re.compile(r"attempt_\d+/(\d+)/")  # torchrun's log folders are named by local rank
 GOES_ON = 3  # further steps that prove that training went on
 # Metrics that only a training step prints; validation, memory and throughput lines also appear while training is stuck.
 STEP_METRICS = frozenset(
@@ -131,6 +132,36 @@ def _note_rank(run: Run, event: Event) -> None:
         info.last_collective = " ".join(str(part) for part in (op, seq) if part is not None) or info.last_collective
     if info.first_error is None and event.severity in ("error", "fatal") and event.kind != "exit":
         info.first_error = Evidence(event.source, event.line, event.text[:200], event.time)
+
+
+def date_from_exits(run: Run) -> bool:
+    """Give events of a rank whose own file has no stamps the time at which its launcher saw it end; says whether any got one.
+
+    The launcher's time is an upper bound, and late by its polling interval at most.
+    """
+    ends: dict[int, float] = {}
+    places: dict[tuple[str | None, int], int] = {}
+    for event in run.kind("exit"):
+        if event.rank is None:
+            continue
+        local = event.fields.get("local_rank")
+        if _whole(local):
+            places.setdefault((event.host, int(local)), event.rank)
+        if event.time is not None and not event.fields.get("by_launcher"):
+            ends[event.rank] = min(event.time, ends.get(event.rank, event.time))
+    dated = False
+    for event in run.events:
+        if event.time is not None or event.kind in ("exit", "slurm"):
+            continue
+        rank = event.rank
+        if match := LOCAL_FILE.search(event.source):
+            known = places.get((event.host, int(match[1])))
+            if known is not None:
+                rank = event.rank = known
+                run.files[event.source].rank = known
+        if rank is not None and rank in ends:
+            event.time, event.inherited, dated = ends[rank], True, True
+    return dated
 
 
 def _exit(event: Event) -> str | None:

@@ -139,6 +139,8 @@ def assemble(run: Run, rows: dict[str, Rows], clocks: Clocks) -> None:
     run.metrics = metric_frame(rows, clocks)
     run.samples = sample_frame(rows, clocks, run.files)
     join.hosts_and_ranks(run)
+    if join.date_from_exits(run):
+        run.events.sort(key=lambda e: (e.time if e.time is not None else float("inf"), order.get(e.source, 0), e.line))
     join.progress(run)
     join.settings(run)
 

@@ -17,6 +17,9 @@ from rules.base import Evidence, Finding
 
 FLOOR = 0.22  # below this score nothing is named
 SLACK = 3.0  # seconds by which stamps of one clock may disagree with the order of events
+CLEAR = 1.0  # seconds (beyond the clocks' uncertainty) that make an order certain
+# What the other ranks see when one process is gone, whatever took it.
+SEEN_BY_PEERS = frozenset({"comms/ib-error", "comms/peer-lost", "comms/collective-timeout", "comms/connect-failed", "comms/hccl-error", "comms/efa-error"})
 DEPTH = 2  # how many steps of "leads to" explain
 
 
@@ -116,22 +119,42 @@ def gather(findings: list[Finding]) -> list[Candidate]:
 def explain(candidates: list[Candidate], run: Run, knowledge: Knowledge) -> None:
     """Discount what something upstream explains."""
     reach = {c.cause: reachable(c.cause, knowledge) for c in candidates}
+    gains: dict[str, float] = {}
     for effect in candidates:
         for source in candidates:
-            if source is effect or effect.cause not in reach[source.cause]:
+            if source is effect:
                 continue
-            if effect.cause in reach and source.cause in reach[effect.cause] and not earlier(source, effect, 0.0):
+            steps = reach[source.cause].get(effect.cause)
+            clearly = clearly_before(source, effect, run)
+            if steps is None and clearly and source.layer != "comms" and effect.cause in SEEN_BY_PEERS:
+                steps = 1
+            if steps is None:
+                continue
+            if source.cause in reach[effect.cause] and not earlier(source, effect, 0.0):
                 continue  # each may lead to the other: only the earlier one explains
             if not earlier(source, effect, SLACK):
                 continue
-            strength = source.weight * (1.0 if reach[source.cause][effect.cause] == 1 else 0.8)
+            strength = source.weight * (1.0 if steps == 1 else 0.8)
+            if clearly and effect.cause in SEEN_BY_PEERS:
+                strength = max(strength, 0.75)
             if strength < 0.25:
                 continue
             effect.score *= 1 - 0.85 * strength
             effect.explained_by.append(source.cause)
             source.explains.append(effect.cause)
+            # A cause that comes first and whose usual consequences follow is likelier than its line alone says.
+            gains[source.cause] = max(gains.get(source.cause, 0.0), (0.3 if clearly else 0.08) * min(1.0, effect.weight + 0.3))
     for source in candidates:
-        source.score = min(0.99, source.score * (1 + 0.04 * min(3, len(source.explains))))
+        if source.cause in gains and not source.explained_by:
+            source.score += (0.97 - source.score) * gains[source.cause]
+
+
+def clearly_before(source: Candidate, effect: Candidate, run: Run) -> bool:
+    """Whether the source is earlier beyond doubt: by the clocks, or above it in one file that is in order of time."""
+    if source.time is None or effect.time is None:
+        return False
+    doubt = max((run.clock_uncertainty.get(e.file, 0.0) for c in (source, effect) for e in c.lead.evidence[:1]), default=0.0)
+    return source.time + CLEAR + min(doubt, 120.0) < effect.time
 
 
 def reachable(cause: str, knowledge: Knowledge) -> dict[str, int]:
