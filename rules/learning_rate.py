@@ -123,12 +123,14 @@ def judge(run: Run) -> Iterator[Finding]:
         if zero_grad is None and not _learns(run):
             skipped = len(run.kind("overflow")) >= 3
             role = "consequence" if skipped else "root"
-            yield found("series.lr-zero", "training/lr-schedule", lr, still[0], 0.3 if skipped else 0.5, covers, role=role, readings=still[1])
+            yield found(
+                "series.lr-zero", "training/lr-schedule", lr, still[0], 0.3 if skipped else 0.5, covers, role=role, readings=still[1]
+            )
             return
     peak = max(clean)
     nan = next((i for i, v in enumerate(loss.value) if not math.isfinite(v)), None)
     if peak >= ABSURD and not rl(run) and (loss_spot is not None or nan is not None or _blew_up(loss)):
-        at = loss_spot.index if loss_spot is not None else _first_rise(loss)
+        at = min(_first_rise(loss), loss_spot.index) if loss_spot is not None else _first_rise(loss)
         beside = index_at(lr, loss.source[at], loss.line[at])
         yield found(
             "series.lr-high",
@@ -178,7 +180,7 @@ def _first_rise(loss: Series) -> int:
         if highest is not None and value > 2 * highest:
             return i
         highest = value if highest is None else max(highest, value)
-    return 0
+    return len(loss) - 1
 
 
 def _against_schedule(run: Run, lr: Series, covers: tuple[str, ...]) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rules.base import Evidence, Finding, Rule
@@ -135,7 +136,7 @@ def judge_divergence(run: Run) -> Iterator[Finding]:
             "series.loss-divergence",
             "training/loss-divergence",
             loss,
-            spot.index,
+            spot.index if (early := _early_jump(loss)) is None else min(spot.index, early),
             weight,
             covers,
             baseline=short(spot.baseline),
@@ -236,7 +237,15 @@ def judge_loss_scale(run: Run) -> Iterator[Finding]:
         if count >= MANY_OVERFLOWS and not recovered:
             low = min(finite(scale.value[start:]) or [0.0])
             weight = 0.75 if low <= 2 or count >= 12 else 0.55
-            yield found("series.loss-scale", "training/loss-scale-overflow", scale, start, weight, covers, readings=count, final=short(low))
+            at = start
+            if start <= 2:  # the search from the first step is normal until the scale reaches its floor
+                at = next((i for i in range(start, len(scale)) if scale.value[i] < 1), start)
+            finding = found(
+                "series.loss-scale", "training/loss-scale-overflow", scale, at, weight, covers, readings=count, final=short(low)
+            )
+            if at == start:
+                _from_first_overflow(run, finding)
+            yield finding
             return
     events = run.kind(*OVERFLOW_KINDS) + [
         e for e in run.events if e.signature and "overflow" in e.signature and e.kind not in OVERFLOW_KINDS
@@ -262,6 +271,16 @@ def judge_loss_scale(run: Run) -> Iterator[Finding]:
         yield excluded("series.loss-scale", "training/loss-scale-overflow", covers, scale)
 
 
+def _from_first_overflow(run: Run, finding: Finding) -> None:
+    """Cite the first overflow line of the chain: with hysteresis it stands before the first lower scale."""
+    place = finding.evidence[0]
+    near = [e for e in run.kind(*OVERFLOW_KINDS) if e.source == place.file and e.line < place.line]
+    chain = near[_last_gap(near) :] if near else []
+    if chain and place.line - chain[-1].line <= 50 and len(chain) <= 4:
+        finding.evidence.insert(0, run.evidence(chain[0]))
+        finding.time = chain[0].time if chain[0].time is not None else finding.time
+
+
 def _halvings(scale: Series) -> tuple[int, int, bool] | None:
     """(start, number of falls, recovered) of the longest stretch in which the scale only fell."""
     best: tuple[int, int, bool] | None = None
@@ -280,7 +299,7 @@ def _halvings(scale: Series) -> tuple[int, int, bool] | None:
         return None
     after = scale.value[best[0] + best[1] :]
     steady = len(after) > 4 * best[1] + 20
-    return best[0], best[1], steady or any(b > a for a, b in zip(after, after[1:], strict=False))
+    return best[0], best[1], steady or any(b > a for a, b in pairwise(after))
 
 
 def _last_gap(events: list) -> int:  # type: ignore[type-arg]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rules.base import Evidence, Finding, Rule
@@ -40,7 +41,7 @@ def leaks(values: Sequence[float], capacity: float | None = None) -> tuple[int, 
         return None
     if plateau(clean) or sawtooth(clean) > 0.05 or len({round(v, 3) for v in clean}) < max(6, min(20, len(clean) // 4)):
         return None
-    largest = max(b - a for a, b in zip(clean, clean[1:], strict=False))
+    largest = max(b - a for a, b in pairwise(clean))
     if largest > 0.5 * (clean[-1] - clean[0]):
         return None  # one step up: another phase began
     return slope_onset(values), first, tail_level(clean), tau
@@ -154,7 +155,7 @@ def _slow_climb(used: Sequence[float], capacity: float | None) -> tuple[int, flo
     _, tau, rise = growth(used)
     if tau < STEADY or rise < 0.03 * capacity or plateau(clean) or sawtooth(clean) > 0.1:
         return None
-    return slope_onset(used), median(clean[:3]), tail_level(clean), tau
+    return slope_onset(used, 0.12), median(clean[:3]), tail_level(clean), tau
 
 
 def judge_host(run: Run) -> Iterator[Finding]:

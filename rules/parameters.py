@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Evidence, Finding, Rule
@@ -45,6 +46,12 @@ def judge_frozen(run: Run) -> Iterator[Finding]:
             covers=covers,
         )
         return
+    shrunk = _shrunk(trainable)
+    if shrunk is not None:
+        yield Finding(
+            rule="series.fewer-trainable", cause="model/frozen-parameters", weight=0.6, evidence=shrunk[0], covers=covers, facts=shrunk[1]
+        )
+        return
     bad = [(event, how) for event in events if (how := _frozen_wrong(event))]
     if bad:
         event, how = bad[0]
@@ -70,6 +77,17 @@ def judge_frozen(run: Run) -> Iterator[Finding]:
         yield finding
         return
     yield undecided("series.frozen", "model/frozen-parameters", covers, "frozen_params")
+
+
+def _shrunk(trainable: list[tuple[Any, str, int]]) -> tuple[list[Evidence], dict[str, str]] | None:
+    """A later attempt trains less than half of the parameters that an earlier one trained."""
+    counts = [(value, source, line) for told, source, line in trainable if (value := number(told))]
+    for earlier, later in pairwise(counts):
+        first, second = (earlier, later) if "resume" not in earlier[1].lower() else (later, earlier)
+        if second[0] < 0.5 * first[0]:
+            places = [Evidence(c[1], c[2], f"trainable parameters = {c[0]:,.0f}") for c in (second, first)]
+            return places, {"before": f"{first[0]:,.0f}", "after": f"{second[0]:,.0f}"}
+    return None
 
 
 def _frozen_wrong(event: Event) -> str:

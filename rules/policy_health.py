@@ -73,7 +73,10 @@ def judge_kl(run: Run) -> Iterator[Finding]:
         index, base, harm = blow
         final = tail_level(clean)
         weight = 0.74 if harm and final >= 20 * base else 0.62 if harm else 0.5
-        if final < KL_LARGE:
+        fall = departures(run)["reward-down"]
+        reward = series(run, "reward")
+        later = fall is not None and reward.source[fall.index] == kl.source[index] and reward.line[fall.index] < kl.line[index] - 3
+        if kl.value[index] < KL_LARGE or (later and final < 10 * KL_LARGE):
             weight = min(weight, 0.5)
         yield found(
             "series.kl-explosion",
@@ -110,10 +113,10 @@ def _kl_explodes(run: Run, kl: Series, clean: list[float]) -> tuple[int, float, 
 
 def _beyond(kl: Series, limit: float, default: int) -> int:
     """First reading from which the KL stays beyond `limit`; `default` when it never does."""
-    i = len(kl)
-    while i and not kl.value[i - 1] < limit:
-        i -= 1
-    return i if i < len(kl) else default
+    for i, value in enumerate(kl.value):
+        if value >= limit and median(kl.value[i : i + 5]) >= limit:
+            return i
+    return default
 
 
 def _kl_zero(run: Run, kl: Series, covers: tuple[str, ...]) -> Iterator[Finding]:

@@ -83,7 +83,8 @@ def _one(run: Run, loss: Series, at: int, event: Event | None, covers: tuple[str
             facts={"factor": short(median(after) / median(before))},
         )
     admits = _admitted(run, event)
-    if shift < -5 * spread and abs(shift) > 0.02 * abs(median(before)) and len(before) >= 8:
+    apart = max(after) < min(before) and len(after) >= 8
+    if shift < 0 and (shift < -5 * spread or apart) and abs(shift) > 0.02 * abs(median(before)) and len(before) >= 8:
         weight = 0.72 if admits is not None else 0.5
         finding = found(
             "series.resume-data",
@@ -138,7 +139,7 @@ def _rescaled(loss: Series, grad: Series, at: int) -> bool:
         return False
     factor = median(after) / median(before)
     place = next((i for i in range(len(grad)) if grad.source[i] == loss.source[at] and grad.line[i] >= loss.line[at] - 1), None)
-    if place is None or not 0 < factor or 0.4 < factor < 2.5:
+    if place is None or factor <= 0 or 0.4 < factor < 2.5:
         return False
     was, now = _sides(grad.value, place)
     if not was or not now or median(was) <= 0:
@@ -158,7 +159,7 @@ def _lost_state(run: Run, event: Event | None) -> Evidence | None:
     """A setting or line that says the optimizer state was not loaded."""
     for name, source, value, line in run.facts:
         key = name.lower().replace("-", "_")
-        if ("no_load_optim" in key or "reset_optimizer" in key or "finetune" == key.rpartition(".")[2]) and str(value).lower() in (
+        if ("no_load_optim" in key or "reset_optimizer" in key or key.rpartition(".")[2] == "finetune") and str(value).lower() in (
             "true",
             "1",
             "yes",
@@ -166,11 +167,11 @@ def _lost_state(run: Run, event: Event | None) -> Evidence | None:
             return Evidence(source, line, f"{name} = {value}")
     for found_event in run.events:
         lower = found_event.text.lower()
-        if "optimizer" in lower and any(
+        lost = "optimizer" in lower and any(
             w in lower for w in ("not loaded", "not found", "reinitial", "from scratch", "without optimizer", "skip loading")
-        ):
-            if event is None or found_event.source == event.source:
-                return run.evidence(found_event)
+        )
+        if lost and (event is None or found_event.source == event.source):
+            return run.evidence(found_event)
     return None
 
 
@@ -200,7 +201,17 @@ def judge_series_after(run: Run) -> Iterator[Finding]:
         before, now = lr.value[place - 1], lr.value[place]
         later = max(finite(lr.value[place : place + 200]) or [0.0])
         if before > 0 and now < 0.2 * before and later > 2 * now and later >= 0.8 * before:
-            finding = found("series.resume-lr", "training/optimizer-state", lr, place, 0.35, covers, role="precursor", before=short(before), after=short(now))
+            finding = found(
+                "series.resume-lr",
+                "training/optimizer-state",
+                lr,
+                place,
+                0.35,
+                covers,
+                role="precursor",
+                before=short(before),
+                after=short(now),
+            )
             if event is not None:
                 finding.evidence.append(run.evidence(event))
             yield finding

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rules.base import Finding, Rule
 from rules.series_view import departures, excluded, found, index_at, level, rounded, series, short, undecided, where
-from rules.statistics import MIN_POINTS, constant_run, departure, finite, leaves, mad_sigma, median, monotone, noise, tail_level
+from rules.statistics import MIN_POINTS, departure, finite, leaves, mad_sigma, median, monotone, noise, settles_at, tail_level
 
 if TYPE_CHECKING:
     from forensics.run import Run, Series
@@ -22,7 +22,7 @@ MARGIN_LOW = 0.1  # the guide's L5.2
 def _dead_tail(line: Series, target: float | None) -> tuple[int, int] | None:
     """The closing run of equal readings when it is long enough to mean something: (first position, count)."""
     last = finite(line.value)[-1:] or [0.0]
-    run = constant_run(line.value, target, 5e-4 * abs(last[0]) if target is None else 0.0)
+    run = settles_at(line.value, last[0] if target is None else target, 5e-4 * abs(last[0]) if target is None else 0.0)
     if run is None:
         return None
     total = len(finite(line.value))
@@ -58,8 +58,11 @@ def judge_dead(run: Run) -> Iterator[Finding]:
     if zero is not None and confirmed and not (rounded(run, reward.source[0]) and not len(spread)):
         start, count = zero
         weight = 0.75 if count >= 12 else 0.62
-        if not (no_spread or full):
-            weight -= 0.1
+        before = finite(reward.value[:start])
+        if len(before) >= 4 and abs(before[-1]) < 0.3 * max(abs(v) for v in before):
+            weight = 0.45  # it faded away: what made it fade is the cause
+        elif not (no_spread or full):
+            weight -= 0.1 if not before else 0.04
         more = [(spread, i)] if (i := _at(spread, reward, start)) is not None else []
         yield found("series.reward-zero", "reward/reward-zero", reward, start, weight, covers, more, readings=count, total=len(reward))
         return
@@ -171,6 +174,8 @@ def judge_collapse(run: Run) -> Iterator[Finding]:
         )
         return
     weight = 0.66 if drop >= 0.5 * max(abs(spot.baseline), 0.5 * span) else 0.5
+    if spot.final == 0 and reward.value[spot.index] == 0:
+        weight = 0.5  # gone from one reading to the next: a dead signal rather than a policy that got worse
     yield found(
         "series.reward-collapse",
         "reward/reward-collapse",

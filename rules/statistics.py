@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 MIN_POINTS = 8  # below this a median absolute deviation says nothing
 BUCKETS = 1500
@@ -86,7 +87,7 @@ def mad_sigma(values: Sequence[float]) -> float:
 def noise(values: Sequence[float]) -> float:
     """Standard deviation of the reading-to-reading noise, blind to slow trends (from first differences)."""
     clean = finite(values)
-    return mad_sigma([b - a for a, b in zip(clean, clean[1:], strict=False)]) / math.sqrt(2) if len(clean) > 2 else 0.0
+    return mad_sigma([b - a for a, b in pairwise(clean)]) / math.sqrt(2) if len(clean) > 2 else 0.0
 
 
 def std(values: Sequence[float]) -> float:
@@ -188,7 +189,13 @@ def departure(
 
 
 def turn(
-    values: Sequence[float], up: bool = True, k: float = 4.0, floor: float = 0.0, relative: float = 0.12, visible: float = 0.2, keep: float = 0.85
+    values: Sequence[float],
+    up: bool = True,
+    k: float = 4.0,
+    floor: float = 0.0,
+    relative: float = 0.12,
+    visible: float = 0.2,
+    keep: float = 0.85,
 ) -> Departure | None:
     """A slow ramp away from the best level ever reached, which a running baseline would follow; None when there is none.
 
@@ -267,6 +274,22 @@ def constant_run(values: Sequence[float], target: float | None = None, tolerance
     return (clean[start][0], len(clean) - start) if start < len(clean) else None
 
 
+def settles_at(values: Sequence[float], target: float, tolerance: float = 0.0, keep: float = 0.85) -> tuple[int, int] | None:
+    """(first position, count) from which on at least `keep` of the readings, the last one among them, equal `target`.
+
+    Unlike `constant_run` it bears a few other readings while the signal dies.
+    """
+    clean = [(i, abs(v - target) <= tolerance) for i, v in enumerate(values) if math.isfinite(v)]
+    if not clean or not clean[-1][1]:
+        return None
+    hits, best = 0, len(clean) - 1
+    for count, (place, (_, equal)) in enumerate(zip(range(len(clean) - 1, -1, -1), reversed(clean), strict=True), 1):
+        hits += equal
+        if equal and hits >= keep * count:
+            best = place
+    return clean[best][0], len(clean) - best
+
+
 def trailing_nonfinite(values: Sequence[float]) -> tuple[int, int] | None:
     """The non-finite readings that last to the end: (position of the first, how many), None when the last one is finite."""
     i = len(values)
@@ -292,7 +315,7 @@ def sawtooth(values: Sequence[float]) -> float:
     span = max(clean) - min(clean)
     if not span:
         return 0.0
-    return sum(a - b > 0.1 * span for a, b in zip(clean, clean[1:], strict=False)) / (len(clean) - 1)
+    return sum(a - b > 0.1 * span for a, b in pairwise(clean)) / (len(clean) - 1)
 
 
 def plateau(values: Sequence[float], share: float = 0.4) -> bool:
@@ -306,12 +329,12 @@ def plateau(values: Sequence[float], share: float = 0.4) -> bool:
     return early > 0 and late < 0.1 * early * share / (1 - share)
 
 
-def slope_onset(values: Sequence[float]) -> int:
-    """Position of the first reading from which on a growing series has clearly left its start (a sixth of the total rise)."""
+def slope_onset(values: Sequence[float], share: float = 0.17) -> int:
+    """Position of the first reading from which on a growing series has clearly left its start (`share` of the total rise)."""
     line, places = thin(values)
     if len(line) < MIN_POINTS:
         return places[0] if places else 0
     start, end = median(line[:3]), tail_level(line)
-    limit = start + 0.17 * (end - start)
+    limit = start + share * (end - start)
     below = [i for i, v in enumerate(line) if (v - limit) * (1 if end >= start else -1) <= 0]
     return places[min(len(places) - 1, (below[-1] + 1) if below else 0)]
