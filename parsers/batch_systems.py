@@ -52,7 +52,7 @@ LSF_TERMS = {
 }
 LSF_EXIT = regex.compile(r"^\s{0,8}(?:Exited with exit code (?P<code>\d{1,6})|Exited by signal (?P<signal>\d{1,3}))\b")
 SUBMITIT = regex.compile(
-    r"Job has (?P<what>timed out|been preempted)|Bypassing signal SIG(?P<by>\w{2,5})|Caught signal SIG(?P<caught>\w{2,5}) on|Job (?:not requeued because|requeued|was requeued)(?P<why>.{0,120})"
+    r"Job has (?P<what>timed out|been preempted)|Bypassing signal SIG(?P<by>\w{2,5})|Caught signal SIG(?P<caught>\w{2,5}) on \S{1,100}: this job is (?P<claim>preempted|timed-out)|Caught signal SIG(?P<caught2>\w{2,5}) on|Job (?:not requeued because|requeued|was requeued)(?P<why>.{0,120})"
 )
 K8S_OOM = regex.compile(r"(?:[Rr]eason\"?\s{0,16}[:=]\s{0,16}\"?|^|\s)OOMKilled\b|OOMKilling\b|System OOM encountered")
 EVICTED = regex.compile(
@@ -113,7 +113,7 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
             if found["by"] or found["caught"]
             else "requeue"
         )
-        _add(line, rows, "submitit", what, (found["by"] or found["caught"] or found["why"] or "").strip() or None)
+        _add(line, rows, "submitit", what, (found["by"] or found["caught"] or found["caught2"] or found["why"] or "").strip() or None)
     elif K8S_OOM.search(text):
         _add(line, rows, "k8s", "oom", "node" if "System OOM" in text else "container")
     elif (found := EVICTED.search(text)) is not None:

@@ -122,6 +122,8 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         rows.event(line, "slurm", "warning", fields={"what": "ctrl-c"})
     elif TEARDOWN.search(text):
         rows.event(line, "slurm", "info", fields={"what": "teardown"})
+    elif text.startswith("#SBATCH"):
+        _request(line, rows)
     elif "JobState=" in text:
         _show_job(line, rows, context)
     else:
@@ -163,6 +165,33 @@ def _show_job(line: Line, rows: Rows, context: Context) -> None:
                     rows.event(item, "slurm", "info", fields={"what": "job-state", "state": value})
 
 
+def limit_seconds(text: str) -> float | None:
+    """A Slurm time limit in seconds: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS; None for anything else."""
+    days, dash, rest = text.strip().rpartition("-")
+    parts = rest.split(":")
+    if len(parts) > 3 or not all(part.isdigit() and len(part) < 8 for part in parts) or (dash and not days.isdigit()):
+        return None
+    numbers_ = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = (*numbers_, 0, 0)[:3]
+        return ((int(days[:6]) * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    if len(numbers_) == 1:
+        return numbers_[0] * 60.0
+    if len(numbers_) == 2:
+        return numbers_[0] * 60.0 + numbers_[1]
+    return numbers_[0] * 3600.0 + numbers_[1] * 60.0 + numbers_[2]
+
+
+def _request(line: Line, rows: Rows) -> None:
+    found = regex.search(r"(?:--time[= ]|-t )\s{0,4}(?P<limit>[\d:-]{1,20})", line.text)
+    if found and (seconds := limit_seconds(found["limit"])):
+        rows.fact(line, "slurm.limit_seconds", seconds)
+    signal = regex.search(r"--signal[= ](?:[BR]{1,2}:)?(?:SIG)?(?P<signal>\w{1,8})(?:@(?P<lead>\d{1,6}))?", line.text)
+    if signal:
+        rows.fact(line, "slurm.signal", signal["signal"])
+        rows.fact(line, "slurm.signal_lead", float(signal["lead"] or 60))
+
+
 def _controller(line: Line, rows: Rows) -> None:
     for what, pattern in CONTROLLER:
         found = pattern.search(line.text)
@@ -202,6 +231,7 @@ PARSER = LineParser(
         "salloc: error",
         "sbatch: error",
         "JobState=",
+        "#SBATCH",
         "Time limit exhausted for JobId",
         "not responding",
         "failure of node",

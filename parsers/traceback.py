@@ -4,7 +4,7 @@ Event `traceback`: `line` is the line of the header, `end_line` the last line re
 1500 characters), `error_line` (where `Type: message` stands), `frames` (at most 60 dicts file, line, func, code, user),
 `innermost`, `user_frame` (innermost frame of the user's own code or None), `chain` (earlier exceptions: type, message,
 error_line, relation), `reported_late` (a device error that surfaces at some later call), `caught` (printed through a logger),
-`copy` (inside a launcher's failure table or a log record that repeats it) and `ray` (actor, pid, ip) where the error came from a worker.
+`ignored` (swallowed by Python in a finalizer), `copy` (inside a launcher's failure table or a log record that repeats it) and `ray` (actor, pid, ip) where the error came from a worker.
 
 Event `exception`: a last line `SomeError: text` that no traceback above announces.
 """
@@ -227,6 +227,8 @@ def _parse_traceback(line: Line, rows: Rows, context: Context) -> None:
     bare = before.strip("+|─╭ \t")
     fields["copy"] = regex.search(r"traceback\s*:\s*$", bare) is not None
     fields["caught"] = line.stamp is not None and not line.inherited and not fields["copy"]
+    # "Exception ignored in" stands above tracebacks of finalizers: Python swallowed them.
+    fields["ignored"] = any("Exception ignored in" in above.text for above in context.preceding(1))
     rank = line.rank
     if fields["copy"]:
         for above in context.preceding(8):

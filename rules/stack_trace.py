@@ -8,7 +8,7 @@ general code exception when nothing says more.  Tracebacks that training survive
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import regex
 
@@ -44,6 +44,31 @@ REWARD = regex.compile(
 )
 REWARD_CALLERS = regex.compile(
     r"^(?:_?calculate_rewards|_compute_rewards?|compute_reward(?:_async)?|compute_score|default_compute_score|reward_fn|run_reward_scoring|compute_rewards?_batch)$"
+)
+REWARD_FILES = regex.compile(
+    r"math_verify|latex2sympy|/reward[\w-]*(?:/|\.py)|_reward\w*\.py|/(?:\w+_)?(?:verifier|grader|reward_score|rewards?)\w*(?:/|\.py)"
+)
+# Where a process waits for the others: an error raised there says that somebody else did not come.
+WAITING = frozenset(
+    [
+        "barrier",
+        "all_reduce",
+        "all_gather",
+        "all_gather_object",
+        "all_gather_into_tensor",
+        "broadcast",
+        "broadcast_object_list",
+        "reduce_scatter",
+        "gather",
+        "scatter",
+        "monitored_barrier",
+        "wait_for_everyone",
+        "reduce_scatter_tensor",
+    ]
+)
+WAIT_CALL = regex.compile(r"\b(?:" + "|".join(sorted(WAITING)) + r")\(")
+WAIT_TEXT = regex.compile(
+    r"[Tt]imed? ?out|timeout|closed by peer|reset by peer|stream sync|Synchronize|remote|NCCL error|HCCL|Broken pipe|connection|unhandled|aborted"
 )
 WORKER = regex.compile(
     r"Caught (?P<type>[\w.]{1,100}) in (?P<where>DataLoader worker process \d+|pin memory thread|replica \d+ on device \d+)"
@@ -81,10 +106,21 @@ def by_frames(event: Event) -> tuple[str, str, float] | None:
     user = event.fields.get("user_frame") or {}
     inner_file = str(inner.get("file", ""))
     message = str(event.fields.get("message", ""))
-    if any(REWARD_CALLERS.match(f) for f in functions) or (
-        user.get("user")
-        and REWARD.search(str(user.get("func", "")).lower())
-        and not regex.search(r"loss|model|forward", str(user.get("func", "")).lower())
+    waiting = (any(f in WAITING for f in functions[-6:]) or WAIT_CALL.search(str(inner.get("code", "")))) and WAIT_TEXT.search(
+        message
+    ) is not None
+    if waiting:
+        if "main_process_first" in functions or "local_main_process_first" in functions:
+            return "stack-trace.waiting-first", "data/preprocessing-timeout", 0.62
+        return "stack-trace.waiting", "comms/collective-timeout", 0.3
+    if (
+        any(REWARD_CALLERS.match(f) for f in functions)
+        or REWARD_FILES.search(files)
+        or (
+            user.get("user")
+            and REWARD.search(str(user.get("func", "")).lower())
+            and not regex.search(r"loss|model|forward", str(user.get("func", "")).lower())
+        )
     ):
         return "stack-trace.reward", "reward/reward-function-exception", 0.72
     if name in IMPORTS:
@@ -144,6 +180,8 @@ def _judge(run: Run) -> Iterator[Finding]:
         name = short_type(str(event.fields.get("type", "")))
         if is_launcher(event) or name in VICTIMS or not name or event.fields.get("group"):
             continue
+        if event.fields.get("ignored") and not REWARD_FILES.search(_files(event)):
+            continue
         if went_on(run, event) and not ended_badly(run, event):
             yield finding(
                 "stack-trace.survived",
@@ -171,6 +209,10 @@ def _judge(run: Run) -> Iterator[Finding]:
     for event in _distinct(originals)[:12]:
         group = [e for e in originals if _same(e, event)]
         yield from _classify(run, event, group)
+
+
+def _one_of_many(run: Run, group: list[Event]) -> bool:
+    return run.world_size is not None and run.world_size > 1 and len({e.rank for e in group}) == 1 and group[0].rank is not None
 
 
 def _same(a: Event, b: Event) -> bool:
@@ -228,7 +270,23 @@ def _classify(run: Run, event: Event, group: list[Event]) -> Iterator[Finding]:
     if told is not None:
         if reward and known & {"symptom"}:
             return
-        yield finding(told[0], group, evidence, cause=told[1], weight=told[2], facts=facts, covers=("H3",))
+        rule, cause, weight = told
+        if cause == "data/dataset-format" and name == "KeyError" and _one_of_many(run, group):
+            # A column that is missing everywhere stops every rank; one rank alone met a bad record.
+            rule, cause = "stack-trace.record", "data/corrupt-sample"
+        more: dict[str, Any] = {"role": "consequence"} if cause.startswith("comms/") else {}
+        if rule == "stack-trace.waiting-first":
+            more.update(rank=0, ranks=[0])  # the others wait for the main process
+        yield finding(
+            rule,
+            group,
+            evidence,
+            cause=cause,
+            weight=weight - 0.15 * bool(event.fields.get("ignored")),
+            facts=facts,
+            covers=("H3",),
+            **more,
+        )
         return
     own = bool(inner.get("user")) and name in MISTAKES
     # One rank alone failing in its own code is a stronger sign than the same line on every rank at the end.

@@ -80,22 +80,55 @@ def _state(run: Run, *names: str) -> list[Event]:
 def _judge(run: Run) -> Iterator[Finding]:
     limit = _what(run, "time-limit") + _state(run, "TIMEOUT", "DEADLINE")
     preempted = _what(run, "preempted") + _state(run, "PREEMPTED")
+    decided = bool(limit or preempted)
     claimed_limit, claimed_preempted = _what(run, "claimed-time-limit"), _what(run, "claimed-preempted")
     if limit:
         yield _policy(run, [*limit, *claimed_limit, *claimed_preempted], "stops.time-limit", "infra/time-limit")
-    elif preempted:
+    elif preempted and not (_reached_limit(run) and not _what(run, "preempted")):
         yield _policy(run, [*preempted, *claimed_preempted], "stops.preempted", "infra/preempted")
+    elif (reached := _reached_limit(run)) is not None and (
+        claim := [*claimed_limit, *claimed_preempted, *_what(run, "requeue", "cancelled")]
+    ):
+        claim.sort(key=order)
+        facts = {"after": "", "silent": 0, "limit": round(reached[0] / 60), "ran": round(reached[1] / 60)}
+        yield finding("stops.limit-reached", claim, _places(claim), cause="infra/time-limit", weight=0.85, facts=facts)
+        decided = True
     elif claimed_limit or claimed_preempted:
         claim = claimed_limit or claimed_preempted
         rule, cause = ("stops.time-limit", "infra/time-limit") if claimed_limit else ("stops.preempted", "infra/preempted")
         yield finding(rule, claim, _places(claim), cause=cause, weight=0.55, facts={"after": "", "silent": 0})
-    decided = bool(limit or preempted)
+    elif requeued := _what(run, "requeue"):
+        before = _failed_before(run, requeued[0])
+        weight = 0.3 if before is not None else 0.6
+        yield finding(
+            "stops.requeued",
+            requeued,
+            _places(requeued),
+            cause="infra/preempted",
+            role="consequence" if before else "root",
+            weight=weight,
+            facts={"after": before.text[:160] if before else "", "silent": 0},
+        )
+        decided = True
     yield from _cancelled(run, decided)
     yield from _interrupted(run, decided)
     for event in _state(run, "COMPLETED"):
         if not failures(run):
             yield finding("stops.completed", [event], _places([event]), cause="none/healthy", role="done", weight=0.7, severity="info")
             break
+
+
+def _reached_limit(run: Run) -> tuple[float, float] | None:
+    """(limit, run time) in seconds where the run lasted as long as the job asked for, up to the warning signal's lead; else None.
+
+    The tolerance is the lead of `--signal` plus two minutes for the start of the program, at least 1 % of the limit.
+    """
+    limit, lead = run.fact("slurm.limit_seconds"), run.fact("slurm.signal_lead")
+    if not isinstance(limit, (int, float)) or run.started is None or run.ended is None:
+        return None
+    ran = run.ended - run.started
+    tolerance = max(float(lead or 0) + 120.0, 0.01 * limit)
+    return (float(limit), ran) if abs(limit - ran) <= tolerance else None
 
 
 def _policy(run: Run, stops: list[Event], rule: str, cause: str) -> Finding:
