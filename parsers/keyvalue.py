@@ -27,6 +27,8 @@ _SPACED = re.compile(
         "NUM", NUMBER
     )
 )
+# A rank that a home-made logger writes into the line (`[rank 3]`, `rank=3`); not a LoRA rank, which stands beside `alpha`.
+_RANK_IN_TEXT = re.compile(r"(?i)(?<![\w/])(?:global[_ ])?rank[ :=]{1,2}(\d{1,6})(?![\w.])")
 _EPOCH = re.compile(r"(?i)\bepoch\s{0,2}[=:#]?\s{0,3}(\d{1,9})(?![\d.])")
 _STEP = re.compile(
     r"(?i)(?<![\w/-])(?:global[_ -]?step|train(?:ing)?[_ ]step|completed step|steps?|it|iter(?:ation)?|num_updates|updates?|batch)\s{0,2}[=:#\[]?\s{0,12}(\d[\d,]{0,14})(?:\s{0,2}(?:/|of)\s{0,4}(\d[\d,]{0,14}))?(?![\w.%])"
@@ -41,7 +43,7 @@ _YOLO = re.compile(
     r"\s{0,12}(\d{1,9})/(\d{1,9})\s{1,12}([0-9.]{1,12})G\s{1,12}((?:[0-9.]{1,12}|nan|inf)(?:\s{1,12}(?:[0-9.]{1,12}|nan|inf)){0,12})"
 )
 _CLAIMED = re.compile(
-    r"Global step \d{1,12}: \{|'training_step': |\]\[PID \d|\b(?:step|rollout|perf|eval) \d{1,12}: \{|\bstep: ?\d{1,12} - |\|Loss: |elapsed time per iteration|number of nan iterations|\| consumed_tokens: |\| reduced_train_loss: |\A\s{0,8}•|iter time \(s\)| tps: |\| lm loss"
+    r"Global step \d{1,12}: \{|'training_step': |\]\[PID \d|\b(?:step|rollout|perf|eval) \d{1,12}: \{|\bstep: ?\d{1,12} - |\|Loss: |elapsed time per iteration|number of nan iterations|\| consumed_tokens: |\| reduced_train_loss: |\A\s{0,8}•|iter time \(s\)| tps: |\| lm loss|\bStep \d{1,12} \| loss:"
 )
 _RESULTS = re.compile(
     r"(?:eval_)?(?:loss|policy_loss|value_loss|kl_loss|nll_loss|aux_loss|kl|approx_kl|reward(?:_\w+)?(?:/.+)?|entropy|grad_norm|head_grad_norm|accuracy|token_accuracy|perplexity|response_length|logprob_diff|prob_diff|importance_ratio|frac_zero_std|clip_fraction)\Z"
@@ -150,6 +152,8 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         return
     if len(text) > 600 and len(pairs) < 3:
         return
+    if line.rank is None and "alpha" not in text and (told := _RANK_IN_TEXT.search(text)):
+        line.rank = int(told[1])
     emit(line, rows, [(key, value) for key, value in pairs if reading(key, framework).name != "step"], step, framework)
     if framework and framework != "imagenet":
         once(context, rows, line, "framework", framework)
