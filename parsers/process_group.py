@@ -106,9 +106,10 @@ class _Where:
     def __init__(self, line: Line, text: str) -> None:
         self.rank = line.rank
         # a launcher may put its own `[rankN]:` (a local rank) in front: c10's stands nearest to its bracket
-        if found := _C10_RANK.search(line.full[:600]):
-            self.rank = int(found[1])
-        elif self.rank is None and (found := _RANK_PREFIX.search(line.full[:400])):
+        found = _C10_RANK.search(line.full[:600])
+        if found is None and self.rank is None:
+            found = _RANK_PREFIX.search(line.full[:400])
+        if found:
             self.rank = int(found[1])
         self.pg: str | None = None
         self.pg_name: str | None = None

@@ -84,8 +84,12 @@ def _mismatch(run: Run, group: Group) -> Iterable[Finding]:
 
 
 def _mismatched(run: Run, group: Group, seq: int, kinds: Counter[str], odd: list[int], weight: float, rule: str) -> Finding:
-    events = sorted((w.event for r, w in group.waits.items()), key=lambda e: (e.rank not in odd, e.time or 0.0, e.line))
     first = group.first
+    # one number, one odd rank: its line shows the fault; of ranks out of order the earliest report does
+    leads = odd if rule == "collective-mismatch" else []
+    events = sorted(
+        (w.event for w in group.waits.values()), key=lambda e: (e.rank not in leads, e is not first.event, e.time or 0.0, e.line)
+    )
     return Finding(
         rule,
         cause="comms/collective-mismatch",

@@ -20,7 +20,7 @@ CAUSES: dict[str, tuple[str, Role, float, float]] = {
     "ib-call": ("comms/ib-error", "root", 0.5, 0.3),
     "memlock": ("infra/memlock-limit", "root", 0.8, 0.6),
     "shm": ("infra/shm-too-small", "root", 0.8, 0.5),
-    "version": ("comms/nccl-version", "root", 0.92, 0.7),
+    "version": ("comms/nccl-version", "root", 0.94, 0.7),
     "driver": ("infra/driver-mismatch", "root", 0.75, 0.5),
     "duplicate-gpu": ("comms/duplicate-gpu", "root", 0.92, 0.7),
     "nvls": ("infra/fabric-manager", "root", 0.65, 0.3),
@@ -95,16 +95,17 @@ def faulty_host(events: list[Event], known: dict[str, str]) -> str | None:
 
 
 def _odd_version(events: list[Event]) -> list[int]:
-    """The ranks whose NCCL version is the rarer one (rank 0's version is named in every line, so it alone decides nothing)."""
-    versions: dict[int, int] = {}
+    """The ranks with another NCCL version than most.
+
+    Each line names rank 0 and the first rank that differs from it, so all ranks between them agree with rank 0: with two or
+    more of those the one named second is odd.
+    """
+    odd = set()
     for event in events:
-        ranks, numbers = event.fields.get("ranks"), event.fields.get("versions")
-        if isinstance(ranks, list) and isinstance(numbers, list) and len(ranks) == len(numbers):
-            versions.update(zip(ranks, numbers, strict=True))
-    counts = Counter(versions.values()).most_common()
-    if len(counts) < 2 or counts[0][1] == counts[-1][1]:
-        return []
-    return sorted(r for r, v in versions.items() if v != counts[0][0])
+        ranks = event.fields.get("ranks")
+        if isinstance(ranks, list) and len(ranks) == 2 and ranks[0] == 0 and ranks[1] >= 2:
+            odd.add(ranks[1])
+    return sorted(odd)
 
 
 def judge(run: Run) -> Iterable[Finding]:
@@ -137,7 +138,9 @@ def judge(run: Run) -> Iterable[Finding]:
         elif name == "version":
             ranks = _odd_version(members)
             rank = ranks[0] if ranks else None
-            host = None
+            info = run.ranks.get(rank) if rank is not None else None
+            host = info.host if info else None
+            weight += 0.02  # before the signature, whose line stands in the file of a rank that complains
         elif name == "duplicate-gpu":
             ranks = sorted({r for e in members for r in e.fields.get("ranks", ())})
             rank = None

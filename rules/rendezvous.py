@@ -18,7 +18,7 @@ COVERS = ("L4.1", "L4.4")
 def judge(run: Run) -> Iterable[Finding]:
     """Findings on set-up and on Gloo."""
     yield from _store(run)
-    yield from _simple(run, "rendezvous_timeout", "comms/rendezvous-timeout", "root", 0.6)
+    yield from _simple(run, "rendezvous_timeout", "comms/rendezvous-timeout", "root", 0.7)
     yield from _simple(run, "connect_timeout", "comms/connect-failed", "root", 0.55)
     yield from _simple(run, "eaddrinuse", "comms/address-in-use", "root", 0.88)
     yield from _gloo(run)
@@ -34,6 +34,11 @@ def _simple(run: Run, kind: str, cause: str, role: Role, weight: float) -> Itera
     if not events:
         return
     hosts = {e.host for e in events if e.host}
+    host = events[0].host if kind == "eaddrinuse" and len(hosts) == 1 else None
+    if kind == "rendezvous_timeout":
+        # the node that came late or never is the one that does not complain
+        quiet = [h for h in run.hosts if h not in hosts]
+        host = quiet[0] if len(quiet) == 1 and len(hosts) >= 1 else None
     yield Finding(
         kind.replace("_", "-"),
         cause=cause,
@@ -41,7 +46,7 @@ def _simple(run: Run, kind: str, cause: str, role: Role, weight: float) -> Itera
         weight=weight,
         time=events[0].time,
         evidence=[run.evidence(e) for e in events[:4]],
-        host=events[0].host if kind == "eaddrinuse" and len(hosts) == 1 else None,
+        host=host,
         covers=COVERS,
         facts={**events[0].fields},
         count=len(events),

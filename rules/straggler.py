@@ -71,9 +71,50 @@ def _slowest(values: dict[int, list[tuple[float, str, int, float | None]]]) -> t
     if own < RATIO * max(others, 1e-3) or own < 1.5 * second or own < 0.05:
         return None
     rows = values[rank]
-    limit = RATIO * max(others, 1e-3)
-    start = next((i for i in range(len(rows)) if rows[i][0] > limit and median(r[0] for r in rows[i:]) > limit), len(rows) - 1)
+    limit = max(RATIO * others, 0.1 * own)
+    start = len(rows) - 1
+    while start > 0 and rows[start - 1][0] > limit:
+        start -= 1
     return rank, own, others, start
 
 
-RULES = (Rule("straggler", judge, covers=COVERS),)
+def judge_spread(run: Run) -> Iterable[Finding]:
+    """Timers printed as (min, max) across ranks: the spread of the computing part opened up, so some rank is slow."""
+    names = run.names()
+    for name in sorted(n for n in names if n.startswith("timer_max/")):
+        part = name.partition("/")[2]
+        if any(word in part for word in ("sync", "reduce", "gather", "setup", "comm", "wait", "barrier", "send", "recv")):
+            continue  # these hold the waiting for others
+        high, low = run.series(name), run.series(f"timer_min/{part}")
+        if len(high) < MIN_POINTS or len(low) != len(high):
+            continue
+        ratio = [b / a if a > 0 else 1.0 for a, b in zip(low.value, high.value, strict=True)]
+        step = run.series("step_time")
+        if (
+            ratio[-1] < RATIO
+            or min(ratio) > ratio[-1] / 2
+            or median(ratio[:-1]) > RATIO * 3
+            or high.value[-1] < 0.5 * (step.value[-1] if len(step) else 0.0)
+        ):
+            continue
+        start = len(ratio) - 1
+        while start > 0 and ratio[start - 1] > 1.5 * min(ratio):
+            start -= 1
+        evidence = [high.evidence(start), high.evidence(len(high) - 1)]
+        # the iteration line above the table carries the time
+        above = [i for i in range(len(step)) if step.source[i] == high.source[start] and step.line[i] <= high.line[start]]
+        if above:
+            evidence.insert(0, step.evidence(above[-1]))
+        yield Finding(
+            "straggler-spread",
+            cause="comms/straggler",
+            weight=0.62,
+            time=evidence[0].time,
+            evidence=evidence,
+            covers=COVERS,
+            facts={"metric": part, "before": round(min(ratio), 2), "after": round(ratio[-1], 2)},
+        )
+        return
+
+
+RULES = (Rule("straggler", judge, covers=COVERS), Rule("straggler-spread", judge_spread, covers=COVERS))
