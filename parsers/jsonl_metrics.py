@@ -22,6 +22,22 @@ MAX_ROWS = 2_000_000
 _RESULT = re.compile(
     r"(?i)(?:\A|[_/ .-])(?:loss|reward|rewards|kl|entropy|grad_norm|gnorm|accuracy|acc|perplexity|ppl|score)(?:\Z|[_/ .-])|loss\Z"
 )
+_DATA = {
+    "prompt",
+    "prompts",
+    "response",
+    "completion",
+    "completions",
+    "text",
+    "messages",
+    "question",
+    "answer",
+    "chosen",
+    "rejected",
+    "input",
+    "output",
+    "instruction",
+}
 _STEPPED = {"step", "epoch", "episode"}
 _TIMES = ("_timestamp", "timestamp", "wall_time", "time", "ts", "created_at", "Wall time", "unix_time")
 _ENTRY = re.compile(r'\s*"([^"]{1,200})":\s*(.{1,4000}?),?\s*\Z')
@@ -90,6 +106,8 @@ def _is_metrics(record: Any) -> bool:
     if not isinstance(record, dict) or len(record) > 2000:
         return False
     if any(isinstance(value, str) and len(value) > 200 for value in record.values()):
+        return False
+    if _DATA & record.keys():
         return False
     keys = [key for key, _ in numeric(record)]
     if not any(_RESULT.search(key) for key in keys):

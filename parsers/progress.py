@@ -24,6 +24,7 @@ _DONE = re.compile(
 _WORLD = re.compile(
     r"(?i)\bworld[ _]?size\s?[:=]\s?(\d{1,7})\b|Starting with (\d{1,7}) processes|dist_world_size\s?=\s?(\d{1,7})|using world size: (\d{1,7})"
 )
+_MEGATRON = re.compile(r"(?:successfully (?:saved|loaded) checkpoint|saving checkpoint at iteration)")  # read by `megatron`
 _PACE = re.compile(r"([\d.]{1,12})\s{0,3}(it/s|s/it)")
 
 
@@ -66,6 +67,8 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
             if 0 < size < 10_000_000 and context.state.setdefault("worlds", set()) is not None and size not in context.state["worlds"]:
                 context.state["worlds"].add(size)
                 rows.fact(line, "world_size", size)
+    if "checkpoint" in lower and _MEGATRON.search(text) is not None:
+        return
     if "stopped: " in text:
         match = _STOPPED.search(text)
         if match is not None:

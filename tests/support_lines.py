@@ -24,9 +24,10 @@ def feed(parsers: LineParser | Iterable[LineParser], text: str, source: str = "t
     """The rows that line parsers make of a text: each line that holds one of a parser's triggers is handed to it."""
     rows = Rows(source)
     lines = lines_of(text, source)
-    for parser in (parsers,) if isinstance(parsers, LineParser) else tuple(parsers):
-        state: dict[str, Any] = {}
-        for at, line in enumerate(lines):
+    chosen = (parsers,) if isinstance(parsers, LineParser) else tuple(parsers)
+    states: list[dict[str, Any]] = [{} for _ in chosen]
+    for at, line in enumerate(lines):
+        for parser, state in zip(chosen, states, strict=True):
             if any(trigger in line.full for trigger in (*parser.triggers, *parser.sparse)):
                 parser.parse(line, rows, _context(lines, at, state))
     return rows

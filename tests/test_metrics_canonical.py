@@ -61,7 +61,8 @@ def test_every_entry_is_described_once_in_both_languages():
     assert [name for name, count in names.items() if count > 1] == []
     for entry in entries():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", entry.name)
-        assert entry.en and re.search("[\u4e00-\u9fff]", entry.zh), entry.name
+        assert entry.en
+        assert re.search("[\u4e00-\u9fff]", entry.zh), entry.name
 
 
 def test_no_printed_name_stands_for_two_things():
