@@ -14,7 +14,7 @@ import regex
 from parsers.base import Context, Line, Severity
 
 BDF = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
-COMM = r"(?P<comm>[^\s\[\]]{1,32})"
+COMM = r"(?P<comm>[^\s\[\];]{1,32})"
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,7 +61,8 @@ def _hung(_line: Line, context: Context, fields: dict[str, Any]) -> Severity | N
     for below in context.following(40):
         if "blocked for more than" in below.text:
             break
-        found += [name for name, marks in STACKS if any(mark in below.text for mark in marks)]
+        if "+0x" in below.text:
+            found += [name for name, marks in STACKS if any(mark in below.text for mark in marks)]
     if found:
         fields["waits_on"] = next((name for name in found if name != "block"), "block")
     return None

@@ -34,9 +34,8 @@ OLD_MEMCG = regex.compile(r"Task in (?P<task_memcg>\S+) killed as a result of li
 GROUP = regex.compile(r"Tasks in (?P<memcg>\S+) are going to be killed due to memory\.oom\.group set")
 USAGE = regex.compile(r"\bmemory: usage (?P<usage>\d{1,15})kB, limit (?P<limit>\d{1,18})kB, failcnt (?P<failcnt>\d+)")
 PID_LINE = regex.compile(r"PID: (?P<pid>\d+) Comm: |\bPid: (?P<oldpid>\d+), comm: ")
-TABLE = regex.compile(r"\[ *pid *\] +uid +tgid +total_vm +rss ")
 ROW = regex.compile(
-    r"\[ *(?P<pid>\d+)\] +(?P<uid>\d+) +(?P<tgid>\d+) +(?P<vm>\d+) +(?P<rss>\d+) +.{0,160}?(?P<name>[^\s\d-][^\n]{0,40}|\d+\D[^\n]{0,40})$"
+    r"\[ *(?P<pid>\d{1,10})\] +(?P<uid>\d{1,10}) +(?P<tgid>\d{1,10}) +(?P<vm>\d{1,15}) +(?P<rss>\d{1,15}) +(?:-?\d{1,15} +){2,8}(?P<name>\S[^\n]{0,40})$"
 )
 NO_VICTIM = regex.compile(
     r"Out of memory and no killable processes|System is deadlocked on memory|Out of memory: (?:compulsory|system-wide) panic_on_oom|out of memory\. panic_on_oom is selected"

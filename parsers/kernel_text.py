@@ -33,7 +33,11 @@ def canonical_pci(text: str) -> str | None:
 def host_of(line: Line) -> str | None:
     """The host a syslog or journal line names, else the one the reader knows for the line."""
     found = HOST.search(line.full[:200]) or SYSLOG_HOST.search(line.full[:200])
-    return found["host"] if found else line.host
+    if found:
+        return str(found["host"])
+    if line.host and f"{line.host} (" in line.full:
+        return None  # `EXT4-fs (nvme1n1):` looks like a host with its process
+    return line.host
 
 
 def number(text: str | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 REMOTE = frozenset({"nfs", "lustre", "gpfs", "ceph", "weka", "beegfs", "fuse"})
 MANAGEMENT = ("eno", "eth0", "mgmt", "idrac", "bmc", "usb", "em1")  # ports that carry logins, seldom training
 FAST = ("mlx5", "ib", "roce", "hsn", "efa", "irdma", "bnxt_re", "rdma")
+SHORT_STALL = 120.0  # seconds of a file system's silence that no collective's time-out notices
 FLAP = 20.0  # seconds a link may be away and RDMA connections still come back by their retries
+DRIVE = re.compile(r"nvme\d+|(?:sd|vd|xvd)[a-z]+")
 PERSISTS = (
     "emounting filesystem read-only",
     "forced readonly",
@@ -104,8 +107,16 @@ def _stall(view: View, events: list[Event], hung: list[Event], told: list[Event]
         told.extend(behind)
         lost = [e for e in bad if e.fields.get("state") in ("lost", "evicted")]
         weight = 0.88 if behind and lost else 0.8 if lost and not back else 0.6 if lost else 0.35
+        short = bool(back) and not behind and float(facts.get("seconds", SHORT_STALL)) < SHORT_STALL
+        role: Any = "precursor" if short else "root"
         yield view.finding(
-            "storage.stall", [*bad[:3], *behind[:2], *back[-1:]], "infra/filesystem-stall", "root", weight, facts=facts, rank=None
+            "storage.stall",
+            [*bad[:3], *behind[:2], *back[-1:]],
+            "infra/filesystem-stall",
+            role,
+            0.2 if short else weight,
+            facts=facts,
+            rank=None,
         )
 
 
@@ -113,8 +124,8 @@ def _disks(view: View) -> Iterator[Finding]:
     groups: dict[tuple[str | None, str], list[Event]] = defaultdict(list)
     for event in ordered(view.run.kind("io_error")):
         device = str(event.fields.get("dev") or "?")
-        stem = device.split("n")[0] + "n" + device.split("n")[1] if device.startswith("nvme") and device.count("n") >= 1 else device
-        groups[(view.host(event), stem[:8])].append(event)
+        drive = DRIVE.match(device)  # a drive, its name space and its partitions are one
+        groups[(view.host(event), drive[0] if drive else device)].append(event)
     for (_, device), events in groups.items():
         inside = [e for e in events if view.phase(e) in ("during", "unknown")]
         if not inside:
@@ -208,7 +219,7 @@ def _links(view: View) -> Iterator[Finding]:
         fast = device.startswith(FAST) or str(first.fields.get("driver") or "").startswith(FAST) or first.fields.get("port") is not None
         weight = 0.75 if fast else 0.2 if device.startswith(MANAGEMENT) else 0.5
         if back is not None and back <= FLAP:
-            weight = min(weight, 0.35)  # connections over it live through their retries
+            weight = min(weight, 0.25)  # connections over it live through their retries
         if not view.at_end(first, 2 * NEAR) and first.time is not None:
             weight *= 0.6
         cause = "comms/ib-error" if fast else "infra/nic-failure"

@@ -3,6 +3,7 @@ training went on after it.  Shared by the rules on kernel lines; holds no rule i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 SETTLE = 90.0  # seconds of progress after a fault that show it was survived: steps in flight still finish, buffers flush late
 BEFORE = 60.0  # seconds before the run's first line that still count as its start (processes start before they print)
 AFTER = 3600.0  # seconds after the run's last line in which a fault may still be the reason of the silence
+PIDS = re.compile(r"\bpid:? ?=?(\d{2,8})\b")  # `(pid: 2103)`, `worker (pid 19150)`, `pid=31337`
+MOST_PIDS = 20_000
 NEAR = 300.0  # seconds around the run's end in which a death there is plausibly this one
 
 # Names the kernel gives to processes of training jobs (cut to 15 characters).
@@ -103,6 +106,8 @@ class View:
             pid = event.fields.get("pid")
             if isinstance(pid, int):
                 self.pids.add(pid)
+            if len(self.pids) < MOST_PIDS:
+                self.pids.update(int(found) for found in PIDS.findall(event.text[:400]))
         self.dated = self._dated()
         frame = self.run.samples
         if frame is not None and frame.height and {"gpu", "pci"} <= set(frame.columns):

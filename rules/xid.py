@@ -91,7 +91,7 @@ def _foreign(view: View, event: Event, entry: Code) -> bool:
         return False
     name = event.fields.get("name")
     mine = view.ours(event.pid, name if isinstance(name, str) else "python")
-    return mine is not True and not view.at_end(event)
+    return mine is False or (mine is None and not view.at_end(event))
 
 
 def _repeated(view: View, events: list[Event]) -> dict[Place, list[Event]]:
