@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Finding, Rule
-from rules.kernel_view import View, ordered
+from rules.kernel_view import View, ordered, view_of
 
 if TYPE_CHECKING:
     from forensics.run import Run
@@ -17,7 +17,7 @@ AMD_CAUSES = {"uncorrectable": "infra/gpu-ecc-uncorrectable", "page fault": "inf
 
 def judge(run: Run) -> Iterable[Finding]:
     """Findings `driver.*`."""
-    view = View(run)
+    view = view_of(run)
     broken = [e for e in run.kind("xid") if e.fields.get("code") in (48, 62, 64, 74, 79, 95, 119, 120, 140)] + run.kind("gpu_lost")
     for kind, rule, cause, weight in (
         ("rm_init_failed", "driver.init", "infra/gpu-init-failure", 0.8),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Evidence, Finding, Rule
-from rules.kernel_view import NEAR, View, ordered
+from rules.kernel_view import NEAR, View, ordered, view_of
 
 if TYPE_CHECKING:
     from forensics.run import Run
@@ -33,7 +33,7 @@ LIBRARIES = (
 
 def judge_node(run: Run) -> Iterable[Finding]:
     """Findings `node.*`: panic, reboot, silence."""
-    view = View(run)
+    view = view_of(run)
     down: set[str | None] = set()
     for event in ordered(run.kind("panic")):
         if view.phase(event) in ("before", "after"):
@@ -103,7 +103,7 @@ def _oops(view: View, down: set[str | None]) -> Iterator[Finding]:
 
 def judge_silence(run: Run) -> Iterable[Finding]:
     """Finding `node.silent`: every file of one node ends at one instant while other nodes' logs go on."""
-    view = View(run)
+    view = view_of(run)
     ends: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
     for path, info in run.files.items():
         if info.host and info.last_time is not None and info.used and info.stamped:
@@ -138,7 +138,7 @@ def judge_silence(run: Run) -> Iterable[Finding]:
 
 def judge_processor(run: Run) -> Iterable[Finding]:
     """Findings `cpu.*`: machine checks, lock-ups, host temperature."""
-    view = View(run)
+    view = view_of(run)
     checks = ordered(run.kind("mce"))
     uncorrected = [e for e in checks if e.fields.get("uncorrected")]
     corrected = [e for e in checks if not e.fields.get("uncorrected")]
@@ -184,7 +184,7 @@ def _near_end(view: View, events: list[Event], rule: str, cause: str, weight: fl
 
 def judge_crash(run: Run) -> Iterable[Finding]:
     """Findings `crash.*`: a process of the run that died in native code."""
-    view = View(run)
+    view = view_of(run)
     ended: list[Event] = []
     for event in ordered(run.kind("segfault")):
         facts = _crash_facts(event)
@@ -222,7 +222,7 @@ def _crash_facts(event: Event) -> dict[str, Any]:
 
 def judge_pcie(run: Run) -> Iterable[Finding]:
     """Findings `pcie.*`: uncorrected errors, links cut off, and floods of corrected ones beside a GPU that cannot be read."""
-    view = View(run)
+    view = view_of(run)
     events = ordered(run.kind("aer"))
     severe = [e for e in events if e.fields.get("severity") in ("fatal", "nonfatal")]
     fallen = [e for e in [*run.kind("gpu_lost"), *run.kind("xid")] if e.kind == "gpu_lost" or e.fields.get("code") == 79]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Finding, Rule
-from rules.kernel_view import NEAR, View, ordered
+from rules.kernel_view import NEAR, View, ordered, view_of
 
 if TYPE_CHECKING:
     from forensics.run import Run
@@ -31,7 +31,7 @@ PERSISTS = (
 
 def judge_storage(run: Run) -> Iterable[Finding]:
     """Findings `storage.*`: servers that stop answering, tasks stuck behind them, disks that fail."""
-    view = View(run)
+    view = view_of(run)
     yield from _stalls(view)
     yield from _disks(view)
 
@@ -148,7 +148,7 @@ def _disks(view: View) -> Iterator[Finding]:
 
 def judge_network(run: Run) -> Iterable[Finding]:
     """Findings `network.*`: cards whose firmware died, links that went down, ports that stalled."""
-    view = View(run)
+    view = view_of(run)
     yield from _cards(view)
     yield from _links(view)
     stalled = [e for e in ordered(run.kind("nic_stall")) if view.phase(e) in ("during", "unknown")]

@@ -82,7 +82,7 @@ KERNEL_KINDS = frozenset(
 
 @dataclass
 class View:
-    """The run from the kernel's side; made once per rule."""
+    """The run from the kernel's side; see `view_of`."""
 
     run: Run
     boots: dict[str, list[Event]] = field(default_factory=dict)  # file -> boots after its first line, in order of lines
@@ -249,6 +249,15 @@ class View:
         return self.finding(
             rule, events, cause, "recovery" if reason == "went-on" else "context", 0.0, outcome="excluded", facts=facts, **more
         )
+
+
+def view_of(run: Run) -> View:
+    """The view of a run, made once and kept with it (its events do not change while rules run)."""
+    kept = run.__dict__.get("_kernel_view")
+    if not isinstance(kept, View):
+        kept = View(run)
+        run.__dict__["_kernel_view"] = kept
+    return kept
 
 
 def same_pci(one: str, other: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rules.base import Finding, Rule
 from rules.gpu_codes import sxids
-from rules.kernel_view import View, ordered
+from rules.kernel_view import ordered, view_of
 
 if TYPE_CHECKING:
     from forensics.run import Run
@@ -25,7 +25,7 @@ def judge(run: Run) -> Iterable[Finding]:
     events = ordered(run.kind("sxid"))
     if not events:
         return
-    view = View(run)
+    view = view_of(run)
     lost = [e for e in [*run.kind("gpu_lost"), *run.kind("xid")] if e.kind == "gpu_lost" or e.fields.get("code") == 79]
     during: list[Event] = []
     for event in events:

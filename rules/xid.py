@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rules.base import Finding, Rule
 from rules.gpu_codes import Code, nvlink5, xid
-from rules.kernel_view import SETTLE, TOOLS, View, bursts, ordered
+from rules.kernel_view import SETTLE, TOOLS, View, bursts, ordered, view_of
 
 if TYPE_CHECKING:
     from forensics.run import Run
@@ -35,7 +35,7 @@ def judge(run: Run) -> Iterable[Finding]:
     events = ordered([*run.kind("xid"), *run.kind("gpu_lost")])
     if not events:
         return
-    view = View(run)
+    view = view_of(run)
     usable, aside = _sort_out(view, events)
     repeated = _repeated(view, events)
     for reason, group in aside.items():
