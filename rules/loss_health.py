@@ -5,14 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rules.base import Evidence, Finding, Rule
-from rules.series_view import PREFERENCE_NAMES, departures, excluded, found, index_at, rl, rounded, series, short, undecided
+from rules.series_view import (
+    LATER,
+    PREFERENCE_NAMES,
+    departures,
+    earlier_departure,
+    excluded,
+    found,
+    index_at,
+    rl,
+    rounded,
+    series,
+    short,
+    undecided,
+)
 from rules.statistics import MIN_POINTS, Departure, constant_run, finite, median, spikes, trailing_nonfinite
 
 if TYPE_CHECKING:
     from forensics.run import Run, Series
+    from parsers.base import Event
 
 DIVERGED = 0.08  # least relative rise of the loss that is called a divergence
 EXPLODED = 100.0  # the guide's S5: a gradient norm above this calls for clipping
@@ -57,7 +71,7 @@ def judge_nan(run: Run) -> Iterator[Finding]:
     hit = _nan_to_the_end(loss, grad)
     if hit is None:
         single = next((line for line in (loss, grad) if len(line) and _nonfinite(line)), None)
-        facts = {"recovered": single.name} if single is not None else {}
+        facts: dict[str, Any] = {"recovered": single.name} if single is not None else {}
         yield excluded("series.loss-nan", "training/loss-nan", covers, loss if len(loss) else grad, **facts)
         return
     line, start, count = hit
@@ -77,14 +91,14 @@ def judge_nan(run: Run) -> Iterator[Finding]:
         yield found("series.all-labels-masked", "data/all-labels-masked", line, start, weight, covers, [(other, beside or 0)], count=count)
         return
     before = finite(line.value[:start])
-    facts = {"before": short(before[-1]) if before else "-", "readings": count}
+    told: dict[str, Any] = {"before": short(before[-1]) if before else "-", "readings": count}
     weight = 0.7 if count >= 3 else 0.6
     advantage = series(run, "reward_std", "advantage")
     first_bad = next((i for i, v in enumerate(advantage.value) if not math.isfinite(v)), None) if len(advantage) else None
     role = "root"
     if first_bad is not None and (advantage.source[first_bad] != source or advantage.line[first_bad] <= at):
         role = "consequence"
-    yield found("series.loss-nan", "training/loss-nan", line, start, weight, covers, role=role, severity="fatal", **facts)
+    yield found("series.loss-nan", "training/loss-nan", line, start, weight, covers, role=role, severity="fatal", **told)
 
 
 def _diverged(run: Run) -> tuple[Series, Departure] | None:
@@ -188,10 +202,11 @@ def judge_gradient(run: Run) -> Iterator[Finding]:
     if spot is not None and spot.factor >= 4:
         first = loss_spot is None or grad.source[spot.index] != series(run, "loss").source[loss_spot.index]
         first = first or loss_spot is None or grad.line[spot.index] <= series(run, "loss").line[loss_spot.index] + 3
+        first = first and earlier_departure(run, grad, spot.index, "kl", "entropy", "reward-down") is None
         harmful = loss_spot is not None or spot.final >= EXPLODED or trailing_nonfinite(series(run, "loss").value) is not None
         harmful = harmful or departures(run)["reward-down"] is not None or spot.factor >= 20
         if harmful:
-            weight = 0.65 if first and spot.factor >= 10 else 0.5
+            weight = LATER if not first else 0.65 if spot.factor >= 10 else 0.5
             role = "root" if first else "consequence"
             yield found(
                 "series.gradient-explosion",
@@ -302,7 +317,7 @@ def _halvings(scale: Series) -> tuple[int, int, bool] | None:
     return best[0], best[1], steady or any(b > a for a, b in pairwise(after))
 
 
-def _last_gap(events: list) -> int:  # type: ignore[type-arg]
+def _last_gap(events: list[Event]) -> int:
     """Start of the last dense run of overflow lines: a gap of more than 200 lines, or another file, ends a run."""
     for i in range(len(events) - 1, 0, -1):
         if events[i].source != events[i - 1].source or events[i].line - events[i - 1].line > 200:
@@ -322,9 +337,34 @@ def overflow_evidence(run: Run) -> list[Evidence]:
     return [run.evidence(e) for e in run.kind(*OVERFLOW_KINDS)[:3]]
 
 
+def judge_score(run: Run) -> Iterator[Finding]:
+    """A held-out score equal to the last digit at every evaluation: the model answers the same whatever it is trained on."""
+    covers = ("L2.1",)
+    names = [n for n in sorted(run.names()) if n.startswith(("eval_", "val_score/")) or n in ("accuracy", "f1")]
+    seen = 0
+    for name in names:
+        if name.endswith(("_per_second", "_runtime", "_time", "_samples", "_length", "_per_s")):
+            continue
+        line = series(run, name)
+        clean = finite(line.value)
+        seen = max(seen, len(clean))
+        fine = len(clean) >= 3 and len(set(clean)) == 1 and abs(clean[0] * 1e4 - round(clean[0] * 1e4)) > 1e-6
+        rates = finite(series(run, "learning_rate").value)
+        if fine and (not rates or max(rates) > 0) and not rl(run):
+            yield found(
+                "series.score-still", "model/checkpoint-mismatch", line, 0, 0.42, covers, [(line, len(line) - 1)], readings=len(clean)
+            )
+            return
+    if seen >= 3:
+        yield excluded("series.score-still", "model/checkpoint-mismatch", covers)
+    else:
+        yield undecided("series.score-still", "model/checkpoint-mismatch", covers, "val_score")
+
+
 RULES = (
     Rule("series.loss-nan", judge_nan, ("L3.1", "S4", "S5")),
     Rule("series.loss-divergence", judge_divergence, ("S4", "H1")),
     Rule("series.gradient", judge_gradient, ("L2.2", "L3.2", "L3.3", "S5")),
     Rule("series.loss-scale", judge_loss_scale, ("L3.1",)),
+    Rule("series.score-still", judge_score, ("L2.1",)),
 )

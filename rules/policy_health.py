@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rules.base import Finding, Rule
-from rules.series_view import departures, excluded, found, index_at, level, rounded, series, setting, short, undecided
+from rules.base import Finding, Role, Rule
+from rules.series_view import (
+    LATER,
+    departures,
+    earlier_departure,
+    excluded,
+    found,
+    index_at,
+    level,
+    rounded,
+    series,
+    setting,
+    short,
+    undecided,
+)
 from rules.statistics import MIN_POINTS, Departure, constant_run, departure, finite, median, monotone, noise, plateau, tail_level
 
 if TYPE_CHECKING:
@@ -73,11 +86,12 @@ def judge_kl(run: Run) -> Iterator[Finding]:
         index, base, harm = blow
         final = tail_level(clean)
         weight = 0.74 if harm and final >= 20 * base else 0.62 if harm else 0.5
-        fall = departures(run)["reward-down"]
-        reward = series(run, "reward")
-        later = fall is not None and reward.source[fall.index] == kl.source[index] and reward.line[fall.index] < kl.line[index] - 3
-        if kl.value[index] < KL_LARGE or (later and final < 10 * KL_LARGE):
+        role: Role = "root"
+        # In a run that falls apart everything departs; a KL that is still small when entropy or reward turn only follows.
+        if kl.value[index] < KL_LARGE:
             weight = min(weight, 0.5)
+        elif final < 10 * KL_LARGE and earlier_departure(run, kl, index, "entropy", "entropy-down", "reward-down"):
+            weight, role = LATER, "consequence"
         yield found(
             "series.kl-explosion",
             "reward/kl-explosion",
@@ -85,6 +99,7 @@ def judge_kl(run: Run) -> Iterator[Finding]:
             index,
             weight,
             covers,
+            role=role,
             baseline=short(base),
             final=short(final),
             harm=", ".join(harm) or "-",
@@ -265,7 +280,7 @@ def judge_length(run: Run) -> Iterator[Finding]:
             final=short(down.final),
         )
         return
-    facts = {"clip": f"{tail_level(clip.value):.0%}"} if len(clip) >= 3 else {}
+    facts: dict[str, Any] = {"clip": f"{tail_level(clip.value):.0%}"} if len(clip) >= 3 else {}
     yield excluded("series.length", "reward/length-explosion", covers, length, final=short(tail_level(clean)), **facts)
 
 

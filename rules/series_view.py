@@ -80,6 +80,21 @@ def departures(run: Run) -> dict[str, Departure | None]:
     return known
 
 
+LATER = 0.22  # weight of a departure that comes clearly after another one: it follows, whatever else it might mean
+_OF = {"reward-down": "reward", "entropy-down": "entropy", "length-down": "response_length"}
+
+
+def earlier_departure(run: Run, line: Series, index: int, *names: str) -> str | None:
+    """The first of these departures (keys of `departures`) in the same file more than three lines before the reading, or None."""
+    found_at: list[tuple[int, str]] = []
+    for name in names:
+        spot = departures(run).get(name)
+        other = series(run, "kl", "kl_loss") if name == "kl" else series(run, _OF.get(name, name))
+        if spot is not None and other.source[spot.index] == line.source[index] and other.line[spot.index] < line.line[index] - 3:
+            found_at.append((other.line[spot.index], name))
+    return min(found_at)[1] if found_at else None
+
+
 def where(line: Series, index: int, text: str = "") -> Evidence:
     """Reading `index` as evidence, in the words `name = value (step n)`."""
     place = line.evidence(index)
