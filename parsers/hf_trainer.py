@@ -67,7 +67,8 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         return
     emit(line, rows, pairs, _step(body, pairs, context), framework)
     once(context, rows, line, "framework", "transformers")
-    if _TRL.search(body):
+    if not context.state.get("trl") and _TRL.search(body):
+        context.state["trl"] = True
         once(context, rows, line, "framework", "trl")
     if "global_step/max_steps" in body:
         once(context, rows, line, "framework", "ms-swift")
@@ -86,6 +87,9 @@ def _step(body: str, pairs: list[tuple[str, float]], context: Context) -> float 
     return _from_bar(dict(pairs).get("epoch"), "eval_runtime" in body or "train_runtime" in body, context)
 
 
+_TRUSTED = 32  # lines in one rhythm before bars are looked up more rarely
+
+
 def _from_bar(epoch: float | None, repeated: bool, context: Context) -> float | None:
     """The step in the bar redrawn after the dict.
 
@@ -96,6 +100,13 @@ def _from_bar(epoch: float | None, repeated: bool, context: Context) -> float | 
     if state.get("torn"):
         return None
     last: float = state.get("last", 0.0)
+    trust: int = state.get("trust", 0)
+    if trust >= _TRUSTED and not repeated:
+        # The rhythm has held for long: only every sixteenth line is checked against its bar.
+        state["trust"] = trust + 1
+        if trust % 16:
+            state["last"] = last + state["every"]
+            return last + float(state["every"])
     found = bar_after(context, state.get("total"))
     if found is None:
         # The file may end before the redraw: go on in the rhythm of the lines above.
@@ -113,6 +124,7 @@ def _from_bar(epoch: float | None, repeated: bool, context: Context) -> float | 
             return None
         state["ratio"] = ratio
     if step > last:
+        state["trust"] = trust + 1 if step - last == state.get("every") else 0
         state["every"] = step - last
     state["last"], state["total"] = step, total
     return step
@@ -132,6 +144,8 @@ def _started(line: Line, rows: Rows, context: Context) -> None:
             rows.fact(near, key, value)
         if not told and near.text.strip() and fields:
             break
+    for key in ("last", "every", "trust", "ratio", "torn", "total"):
+        context.state.pop(key, None)  # a new attempt counts anew
     if "total_steps" in fields:
         context.state["total"] = fields["total_steps"]
     rows.event(line, "run_start", fields={"banner": "trainer", **fields})

@@ -103,7 +103,7 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
     elif "[after training is done]" in text:
         rows.event(line, "run_end", fields={"reason": "after training is done"})
     elif "exiting program" in text:
-        match = re.search(r"exiting program (?:at iteration\s{1,20}(\d{1,12})|after (.{1,80}))", text)
+        match = re.search(r"exiting program (?:at iteration\s{1,20}(\d{1,12})|after ([^\]]{1,80}))", text)
         if match is not None:
             fields: dict[str, object] = {"reason": "exiting program" + (f" after {match[2]}" if match[2] else "")}
             if match[1]:

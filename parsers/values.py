@@ -53,6 +53,11 @@ def number(text: str) -> float | None:
         return float(text)
     except ValueError:
         pass
+    if text.startswith("np.") and text.endswith(")"):
+        try:
+            return float(text[text.find("(") + 1 : -1])
+        except ValueError:
+            return None
     text = text.strip("'\"[]")
     wrapped = _WRAPPED.match(text)
     if wrapped is not None:
