@@ -114,13 +114,13 @@
     if (eventRows.length) heights.push(34 + 24 * eventRows.length);
     const gap = 26;
     const inner = heights.reduce((a, b) => a + b, 0) + gap * Math.max(0, heights.length - 1);
-    const top = 26, bottom = 44;
+    const top = 40, bottom = 44;
     const traces = [];
     const layout = {
       width, height: inner + top + bottom, margin: { l: narrow ? 58 : 86, r: 14, t: top, b: bottom }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink }, showlegend: false, hovermode: "closest", dragmode: narrow ? false : "zoom",
       hoverlabel: { bgcolor: isDark ? "#20262e" : "#fff", bordercolor: soft, font: { color: isDark ? "#e9ecf0" : "#161a20", size: 12 }, align: "left" },
-      xaxis: { type: timed ? "date" : "linear", gridcolor: line, linecolor: line, zeroline: false, tickfont: { color: soft }, anchor: "free", position: 0, side: "bottom", hoverformat: timed ? "%H:%M:%S" : "", nticks: narrow ? 4 : 10 },
+      xaxis: { type: timed ? "date" : "linear", gridcolor: line, linecolor: line, zeroline: false, tickfont: { color: soft }, anchor: "free", position: 0, side: "bottom", tickformatstops: timed ? [{ dtickrange: [null, 59999], value: "%H:%M:%S\n%Y-%m-%d" }, { dtickrange: [60000, 86399999], value: "%H:%M\n%Y-%m-%d" }, { dtickrange: [86400000, null], value: "%m-%d\n%Y" }] : [], nticks: narrow ? 4 : 10 },
       shapes: [], annotations: [],
     };
     if (timed && plot.ranges.all) layout.xaxis.range = (range || plot.ranges.all).map((v) => v + plot.zone);
@@ -159,7 +159,10 @@
     plot.lines.forEach((mark) => {
       const tone = { healthy: isDark ? "#6cd3a0" : "#17683f", failure: hot, ended: soft }[mark.kind];
       layout.shapes.push({ type: "line", xref: "x", yref: "paper", x0: mark.x + plot.zone, x1: mark.x + plot.zone, y0: 0, y1: 1, line: { color: tone, width: mark.kind === "failure" ? 2 : 1.2, dash: mark.kind === "failure" ? "solid" : "dash" } });
-      layout.annotations.push({ xref: "x", yref: "paper", x: mark.x + plot.zone, y: { healthy: 1, failure: 1, ended: 0 }[mark.kind], yanchor: mark.kind === "ended" ? "top" : "bottom", xanchor: mark.kind === "failure" ? "left" : "right", yshift: mark.kind === "ended" ? -22 : mark.kind === "failure" ? 10 : 10, showarrow: false, text: safe(mark.label), font: { size: 11, color: tone } });
+      const [from, to] = layout.xaxis.range || [mark.x, mark.x + 1];
+      const place = (mark.x + plot.zone - from) / (to - from);
+      if (place < 0 || place > 1) return;
+      layout.annotations.push({ xref: "x", yref: "paper", x: mark.x + plot.zone, y: mark.kind === "ended" ? 0 : 1, yanchor: mark.kind === "ended" ? "top" : "bottom", xanchor: place > 0.7 ? "right" : "left", yshift: { healthy: 8, failure: 22, ended: -26 }[mark.kind], showarrow: false, text: safe(mark.label), font: { size: 11, color: tone } });
     });
     return { traces, layout };
   }
