@@ -134,6 +134,32 @@ def _note_rank(run: Run, event: Event) -> None:
         info.first_error = Evidence(event.source, event.line, event.text[:200], event.time)
 
 
+def rank_of_gpu(run: Run, host: str | None, gpu: str) -> int | None:
+    """The rank that ran on a GPU given by index or PCI id, where lines or samples join them; None where they do not."""
+    card = gpu.lower()
+    index = card if card.isdigit() else None
+    bus = None if index else re.sub(r"^0+(?=[0-9a-f]{4}:)|\.[0-7]$", "", card)
+    for info in run.ranks.values():
+        if host and info.host and info.host != host:
+            continue
+        if bus and info.pci and bus in info.pci.lower():
+            return info.rank
+    if bus and run.samples is not None and run.samples.height:
+        rows = run.samples.filter(pl.col("pci").str.starts_with(bus))
+        if host:
+            rows = rows.filter(pl.col("host").is_null() | (pl.col("host") == host))
+        found = rows["gpu"].drop_nulls()
+        index = str(found[0]) if found.len() else None
+    if index is None:
+        return None
+    known = [i for i in run.ranks.values() if (i.gpu == index or (i.gpu is None and i.local_rank is not None and str(i.local_rank) == index)) and (not host or i.host in (None, host))]
+    if len(known) == 1:
+        return known[0].rank
+    if not known and len(run.hosts) <= 1 and run.world_size is not None and int(index) < run.world_size <= 16:
+        return int(index)
+    return None
+
+
 def date_from_exits(run: Run) -> bool:
     """Give events of a rank whose own file has no stamps the time at which its launcher saw it end; says whether any got one.
 

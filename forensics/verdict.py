@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 
 from forensics.knowledge import LAYERS, Knowledge
+from forensics.join import rank_of_gpu
 from forensics.run import Run
 from rules.base import Evidence, Finding
 
@@ -174,13 +175,27 @@ def reachable(cause: str, knowledge: Knowledge) -> dict[str, int]:
 
 
 def earlier(source: Candidate, effect: Candidate, slack: float) -> bool:
-    """Whether the source is not later than the effect; unknown times do not object, unless file order does."""
+    """Whether the source is not later than the effect.
+
+    Where one file holds lines of both its order decides; else the clocks within `slack`; unknown times do not object.
+    """
+    first, other = first_lines(source), first_lines(effect)
+    shared = first.keys() & other.keys()
+    if shared:
+        votes = [first[file] <= other[file] for file in shared]
+        return sum(votes) * 2 >= len(votes)
     if source.time is not None and effect.time is not None:
         return source.time <= effect.time + slack
-    a, b = source.lead.evidence[:1], effect.lead.evidence[:1]
-    if a and b and a[0].file == b[0].file:
-        return a[0].line <= b[0].line + 200
     return True
+
+
+def first_lines(candidate: Candidate) -> dict[str, int]:
+    """file -> the candidate's first line there."""
+    lines: dict[str, int] = {}
+    for finding in candidate.findings:
+        for evidence in finding.evidence:
+            lines[evidence.file] = min(evidence.line, lines.get(evidence.file, evidence.line))
+    return lines
 
 
 def culprit(verdict: Verdict, top: Candidate, run: Run) -> None:
@@ -193,6 +208,8 @@ def culprit(verdict: Verdict, top: Candidate, run: Run) -> None:
         verdict.ranks = verdict.ranks or finding.ranks
     if verdict.rank is None and len(verdict.ranks) == 1:
         verdict.rank = verdict.ranks[0]
+    if verdict.rank is None and verdict.gpu:
+        verdict.rank = rank_of_gpu(run, verdict.host, verdict.gpu)
     if verdict.rank is not None and verdict.rank in run.ranks:
         info = run.ranks[verdict.rank]
         verdict.host = verdict.host or info.host
