@@ -14,7 +14,7 @@ import regex
 from parsers.base import Context, Line, Severity
 
 BDF = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
-COMM = r"(?P<comm>[^\s\[\];]{1,32})"
+COMM = r"(?P<comm>[^\s\[\];\"]{1,32})"
 
 
 @dataclass(slots=True, frozen=True)

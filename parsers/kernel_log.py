@@ -28,11 +28,25 @@ for _item in FORMS:
         BY_TRIGGER.setdefault(_trigger, []).append(_item)
 
 
+def _boots(text: str) -> bool:
+    """Whether a command line is a kernel's."""
+    return any(word in text for word in ("BOOT_IMAGE=", "root=", "console=", "initrd="))
+
+
+def _is_banner(line: Line, context: Context) -> bool:
+    """Whether the line is a boot's first: by its wrapper, its stamp near zero, or the command line printed right below it."""
+    if " kernel: " in line.full or (line.stamp is not None and line.stamp.mono and not line.inherited and line.stamp.seconds < 10):
+        return True
+    return any("ommand line: " in below.text and _boots(below.text) for below in context.following(6))
+
+
 def _boot(line: Line, rows: Rows, context: Context) -> bool:
     found = BANNER.search(line.text)
     if found:
         rows.fact(line, "version.kernel", found["release"])
         state = context.state
+        if not _is_banner(line, context):
+            return True  # /proc/version in an environment dump
         if line.number - state.get("boot_line", -1000) > 50:
             emit(line, rows, context, "boot", "warning", "", {"release": found["release"], "how": "banner", "first": line.number <= 3})
         state["boot_line"] = line.number
@@ -40,7 +54,7 @@ def _boot(line: Line, rows: Rows, context: Context) -> bool:
             state["mono"] = line.stamp.seconds
         return True
     found = COMMAND.search(line.text)
-    if found:
+    if found and _boots(found["line"]):
         rows.fact(line, "kernel.command_line", found["line"].strip())
         return True
     if REBOOT.search(line.text):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Evidence, Finding, Rule
-from rules.kernel_view import NEAR, View, ordered, view_of
+from rules.kernel_view import BEFORE, NEAR, View, ordered, view_of
 
 if TYPE_CHECKING:
     from forensics.run import Run
@@ -47,8 +47,11 @@ def judge_node(run: Run) -> Iterable[Finding]:
             continue
         down.add(host)
         yield _panic(view, event)
-    for source, boots in view.boots.items():
-        yield from _reboots(view, source, boots, down)
+    boots: dict[str, list[Event]] = defaultdict(list)
+    for event in ordered(run.kind("boot")):
+        boots[event.source].append(event)
+    for source, group in boots.items():
+        yield from _reboots(view, source, group, down)
     yield from _oops(view, down)
 
 
@@ -78,8 +81,10 @@ def _reboots(view: View, source: str, boots: list[Event], down: set[str | None])
     run = view.run
     for boot in boots:
         host = view.host(boot)
-        if view.phase(boot) in ("before", "after") or (boot.time is None and run.started is not None):
+        if view.phase(boot) in ("before", "after") or (boot.time is None and (boot.fields.get("first") or run.started is not None)):
             continue
+        if boot.fields.get("first") and (run.started is None or boot.time is None or boot.time < run.started + BEFORE):
+            continue  # the node was up when the run began; a log that begins later begins with a reboot
         orderly = [e for e in run.kind("shutdown") if e.source == source and boot.line - 400 <= e.line <= boot.line]
         if host in down:
             continue

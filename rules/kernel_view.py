@@ -88,6 +88,7 @@ class View:
     boots: dict[str, list[Event]] = field(default_factory=dict)  # file -> boots after its first line, in order of lines
     pids: set[int] = field(default_factory=set)  # processes the run's own lines name
     gpus: dict[tuple[str | None, str], str] = field(default_factory=dict)  # (host, pci) -> index, from samples
+    finished: bool = False  # whether the run said that it reached its end
     dated: bool = True  # whether the training log tells its own times up to its end
 
     def __post_init__(self) -> None:
@@ -109,6 +110,7 @@ class View:
             if len(self.pids) < MOST_PIDS:
                 self.pids.update(int(found) for found in PIDS.findall(event.text[:400]))
         self.dated = self._dated()
+        self.finished = bool(self.run.kind("run_end"))
         frame = self.run.samples
         if frame is not None and frame.height and {"gpu", "pci"} <= set(frame.columns):
             names = ["host", "pci", "gpu"] if "host" in frame.columns else ["pci", "gpu"]
@@ -149,7 +151,7 @@ class View:
             return "unknown"
         if run.started is not None and event.time < run.started - BEFORE:
             return "before"
-        if self.dated and run.ended is not None and event.time > run.ended + AFTER:
+        if self.dated and run.ended is not None and event.time > run.ended + (BEFORE if self.finished else AFTER):
             return "after"
         return "during"
 
@@ -204,9 +206,19 @@ class View:
                 mine = [
                     r.rank for r in ranks if r.gpu == index or (r.gpu is None and r.local_rank is not None and str(r.local_rank) == index)
                 ]
+                mine = mine or self._only_host(index)
                 if len(mine) == 1:
                     return mine[0]
         return None
+
+    def _only_host(self, index: str) -> list[int]:
+        """On a single host that tells no rank's GPU, ranks and GPU indices run alike if there are as many of them."""
+        run = self.run
+        if len(run.hosts) > 1 or not index.isdigit() or any(r.gpu or r.pci or r.local_rank is not None for r in run.ranks.values()):
+            return []
+        cards = len(set(self.gpus.values()))
+        size = run.world_size or (max(run.ranks) + 1 if run.ranks else cards)
+        return [int(index)] if size == cards and cards > 1 else []
 
     def ours(self, pid: int | None, comm: str | None) -> bool | None:
         """Whether a process belongs to the run: True by pid, None if its name would fit, False if neither."""

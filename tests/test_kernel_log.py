@@ -176,6 +176,9 @@ def test_boots() -> None:
     )
     assert [e.fields["how"] for e in read(later).events if e.kind == "boot"] == ["stamps restart"]
     assert one("\n" * 3 + "-- Reboot --", "boot").line == 4
+    dump = read("Linux version 5.15.0-1053-nvidia (buildd@lcy02) #54\nCommand line: python train.py --lr 1e-4")
+    assert [k for k, _, _ in dump.facts] == ["version.kernel"]
+    assert not dump.events
 
 
 @pytest.mark.parametrize(

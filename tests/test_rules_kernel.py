@@ -15,6 +15,7 @@ from tests.support_kernel import at, found, make_run, ranks_of
 
 DAY = "2025-11-02T"
 RUN = {"started": DAY + "10:00:00", "ended": DAY + "12:30:00", "last_progress": DAY + "12:00:00"}
+BOOT = "Linux version 5.15.0-1053-nvidia (buildd@lcy02) #54\nCommand line: BOOT_IMAGE=/boot/vmlinuz-5.15.0 ro"
 WORDS = tomllib.loads((Path(rules.__file__).parent / "words" / "kernel.toml").read_text(encoding="utf-8"))
 
 
@@ -120,7 +121,7 @@ def test_other_times_boots_and_survived_faults_are_set_aside() -> None:
     for time, reason in (("08:00:00", "before"), ("11:00:00", "went-on"), ("14:00:00", "after")):
         (finding,) = judged(xid, make_run({"dmesg.txt": xids(time, bad)}, **RUN))
         assert (finding.outcome, finding.facts["aside"]) == ("excluded", reason)
-    banner = iso("09:30:00", "Linux version 5.15.0-1053-nvidia (buildd@lcy02) #54")
+    banner = iso("09:30:00", BOOT)
     rebooted = "\n".join([xids("09:00:00", bad), *["x"] * 60, banner])
     (finding,) = judged(xid, make_run({"dmesg.txt": rebooted}, **RUN))
     assert finding.facts["aside"] == "boot"
@@ -234,7 +235,7 @@ def test_panic_and_boot_are_one_finding_on_the_node() -> None:
             iso("12:00:00", "BUG: kernel NULL pointer dereference, address: 0000000000000010"),
             iso("12:00:00", "Kernel panic - not syncing: Fatal exception in interrupt"),
             *["x"] * 60,
-            iso("12:04:00", "Linux version 5.15.0-1053-nvidia (buildd@lcy02) #54"),
+            iso("12:04:00", BOOT),
         ]
     )
     (root,) = found(judged(host_faults, make_run({"n2/console.log": text}, **RUN)))
@@ -242,9 +243,13 @@ def test_panic_and_boot_are_one_finding_on_the_node() -> None:
 
 
 def test_unannounced_reboot() -> None:
-    text = "\n".join([iso("11:59:00", "eth0: renamed from veth1"), *["x"] * 60, iso("12:04:00", "Linux version 5.15.0 (buildd@lcy02) #54")])
+    text = "\n".join([iso("11:59:00", "eth0: renamed from veth1"), *["x"] * 60, iso("12:04:00", BOOT)])
     (root,) = found(judged(host_faults, make_run({"n2/kern.log": text}, **RUN)))
     assert (root.rule, root.cause) == ("node.reboot", "infra/node-down")
+    after = make_run({"n2/dmesg": iso("12:04:00", BOOT)}, **RUN)  # captured after the reboot: the log begins with it
+    assert [f.rule for f in found(judged(host_faults, after))] == ["node.reboot"]
+    assert not found(judged(host_faults, make_run({"n2/dmesg": iso("09:00:00", BOOT)}, **RUN)))
+    assert not found(judged(host_faults, make_run({"n2/env.txt": BOOT}, **RUN)))
     orderly = text.replace("x\n", iso("12:02:00", "reboot: Restarting system") + "\n", 1)
     assert found(judged(host_faults, make_run({"n2/kern.log": orderly}, **RUN)))[0].rule == "node.shutdown"
 
