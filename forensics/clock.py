@@ -42,14 +42,14 @@ class Clocks:
         """Unix seconds of a stamp that stands at `line` (or was inherited there); None when nothing places it."""
         if stamp is None:
             return None
-        track = self._tracks.get((source, clock_tracks.base(stamp.form)))
+        track = self._tracks.get((source, dates.base(stamp.form)))
         if track is None or not track.starts:
             return None
         return stamp.seconds + track.pieces[clock_tracks.piece_at(track.starts, line)]
 
     def offset_table(self, source: str, form: str) -> list[tuple[int, float]]:
         """(first line, seconds to add to `Stamp.seconds`) pieces of one clock in line order; empty for an unknown clock."""
-        track = self._tracks.get((source, clock_tracks.base(form)))
+        track = self._tracks.get((source, dates.base(form)))
         return [] if track is None else list(zip(track.starts, track.pieces, strict=True))
 
     def of(self, source: str) -> Clock | None:

@@ -16,6 +16,7 @@ from forensics.stamps import zone_seconds
 HALF_YEAR = 182 * 86_400.0
 BACKWARDS = 1.0  # seconds a kernel's clock may run backwards between processors before a new boot is assumed
 POISON = 300.0  # an epoch that far from its neighbours on both sides was written before a snapshot was restored
+AMBIGUOUS = frozenset(("us", "us2", "dmy", "spark"))
 PIECE = 1.0  # drift in seconds after which a clock gets a new offset
 CORRECTED = 5.0  # seconds a single-writer log must jump back before a correction of the clock is assumed
 NEAR = 3600.0  # seconds around the crash within which anchors are preferred: drift is up to 1.4 s a day
@@ -51,6 +52,55 @@ def with_years(seconds: list[float], target: float) -> list[float]:
         later = seconds[index]
         out[index] = in_year(later, last)
     return out
+
+
+# Forms that are one clock: what tells them apart in a single line is only the size of the numbers.
+_SAME = {"dmy": "us", "spark": "us2"}
+
+
+def base(form: str) -> str:
+    """The clock of a form within its file."""
+    form = form.rstrip("~")
+    return _SAME.get(form, form)
+
+
+def written(form: str, seconds: float) -> tuple[int, int, int, float] | None:
+    """The three numbers of a date as they stood in the text of an ambiguous form, and the time of day; None for other forms."""
+    if form not in AMBIGUOUS:
+        return None
+    moment = datetime(1970, 1, 1) + timedelta(days=seconds // 86_400)
+    year, month, day = moment.year, moment.month, moment.day
+    numbers = {"us": (month, day, year), "us2": (month, day, year - 2000), "dmy": (day, month, year), "spark": (year - 2000, month, day)}[
+        form
+    ]
+    return (*numbers, seconds % 86_400)
+
+
+def ordered(dates: list[tuple[int, int, int, float]], target: float | None) -> list[float] | None:
+    """Readings of `a/b/c` dates under the one order (month, day or year first) that suits the whole file; None if none does.
+
+    An order must give existing dates throughout; then the fewest days run backwards, the last date is nearest to `target`
+    (a date from elsewhere in the run), the span is shortest, and month first is preferred.
+    """
+    best: tuple[tuple[float, ...], list[float]] | None = None
+    for preference, (year, month, day) in enumerate(((2, 0, 1), (2, 1, 0), (0, 1, 2))):
+        out = []
+        for item in dates:
+            numbers = item[:3]
+            number = numbers[year] if numbers[year] >= 100 else 2000 + numbers[year]
+            try:
+                start = (datetime(number, numbers[month], numbers[day]) - datetime(1970, 1, 1)).total_seconds()
+            except ValueError:
+                break
+            out.append(start + item[3])
+        else:
+            backwards = sum(before - after > 43_200 for before, after in pairwise(out))
+            away = abs(out[-1] - target) // 86_400 if target is not None else 0.0
+            # Without any help a later year is likelier: logs of 2013 are rare.
+            key = (backwards, away, (max(out) - min(out)) // 86_400, -(out[-1] // (366 * 86_400)) if preference else -1e9, preference)
+            if best is None or key < best[0]:
+                best = (key, out)
+    return None if best is None else best[1]
 
 
 def in_year(seconds: float, year: int) -> float:

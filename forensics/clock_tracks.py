@@ -59,6 +59,7 @@ class Track:
     metrics: int = 0
     local: list[float] = field(default_factory=list)  # dated local readings, parallel to points
     epochs: list[tuple[int, float, float, str]] = field(default_factory=list)  # (line, own seconds, epoch, what)
+    written: dict[tuple[int, float], tuple[int, int, int, float]] = field(default_factory=dict)  # ambiguous dates, by point
     boots: list[int] = field(default_factory=list)  # first lines of boots
     starts: list[int] = field(default_factory=list)
     pieces: list[float] = field(default_factory=list)
@@ -72,10 +73,6 @@ class Track:
         return bool(self.zones)
 
 
-def base(form: str) -> str:
-    return form.rstrip("~")
-
-
 def piece_at(starts: list[int], line: int) -> int:
     return max(0, bisect.bisect_right(starts, line) - 1)
 
@@ -86,7 +83,7 @@ def collect(rows: dict[str, Rows], files: dict[str, FileInfo]) -> dict[tuple[str
     boots: dict[str, list[int]] = defaultdict(list)
 
     def track(source: str, form: str) -> Track:
-        key = (source, base(form))
+        key = (source, dates.base(form))
         if key not in tracks:
             tracks[key] = Track(source, key[1])
         return tracks[key]
@@ -95,6 +92,9 @@ def collect(rows: dict[str, Rows], files: dict[str, FileInfo]) -> dict[tuple[str
         one = track(source, stamp.form)
         one.points.append((line, stamp.seconds))
         one.yearless |= stamp.yearless
+        date = dates.written(stamp.form.rstrip("~"), stamp.seconds)
+        if date is not None:
+            one.written[line, stamp.seconds] = date
         one.mono |= stamp.mono
         one.precision = max(one.precision if len(one.points) > 1 else 0.0, stamp.precision)
         if stamp.zone is not None:
@@ -148,11 +148,20 @@ def fill_dates(tracks: dict[tuple[str, str], Track], files: dict[str, FileInfo])
         elif not one.yearless:
             zone = next(iter(one.zones), 0.0)
             one.local = [seconds + zone for _, seconds in one.points]
-            if one.group == "train":
+            if one.group == "train" and not one.written:
                 dated.append(one.local[-1])
     if not dated:
         dated = [one.local[-1] for one in tracks.values() if one.local and not one.mono]
     epochs = [epoch for one in tracks.values() for _, _, epoch, what in one.epochs if what != "rtc"]
+    for one in tracks.values():
+        if one.written and not one.zones:
+            others = [
+                other.local[-1] for other in tracks.values() if other is not one and other.local and not other.mono and not other.written
+            ]
+            texts = [one.written[point] for point in one.points if point in one.written]
+            fixed = dates.ordered(texts, median(others or epochs) if others or epochs else None)
+            if fixed is not None and len(fixed) == len(one.points):
+                one.local = fixed
     for one in tracks.values():
         if not one.yearless:
             continue

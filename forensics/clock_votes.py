@@ -15,6 +15,8 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from forensics import clock_dates as dates
+
 if TYPE_CHECKING:
     from forensics.run import FileInfo
     from parsers.base import Event, Rows
@@ -88,7 +90,7 @@ class Seen:
         by_line = {line: (seconds, value) for (line, seconds), value in zip(points, local, strict=True)}
 
         def reading(event: Any) -> float | None:
-            if event.stamp is None or event.stamp.form.rstrip("~") != form:
+            if event.stamp is None or dates.base(event.stamp.form) != form:
                 return None
             known = by_line.get(event.line)
             return known[1] if known is not None and known[0] == event.stamp.seconds else None
@@ -393,8 +395,8 @@ def group_of(source: str, form: str, row: Rows, info: FileInfo | None) -> tuple[
         return "host", host
     if form in ("mono", "kmsg", "minute"):
         return "host", host
-    if form in PRINTED_DATES and not any(metric.stamp is not None and metric.stamp.form.rstrip("~") == form for metric in row.metrics):
-        own = [event for event in row.events if event.stamp is not None and not event.inherited and event.stamp.form.rstrip("~") == form]
+    if form in PRINTED_DATES and not any(metric.stamp is not None and dates.base(metric.stamp.form) == form for metric in row.metrics):
+        own = [event for event in row.events if event.stamp is not None and not event.inherited and dates.base(event.stamp.form) == form]
         if own and all(event.kind in ("slurm", "clock") or (event.stamp is not None and event.stamp.form.endswith("~")) for event in own):
             return "host", host
     return "train", host

@@ -4,7 +4,8 @@
 time.  Every wall-clock form has `HH:MM` in it; the date is then read from what stands directly left of that.  A form's id
 tells clocks of one file apart: lines of one form are written by one clock.
 
-Forms:  iso* (year first, `-zone` when the text names one), us (month/day/year), dmy, spark (two-digit year first), md
+Forms:  iso* (year first, `-zone` when the text names one), us (month/day/year), dmy, us2 and spark (two-digit year last and
+first; one line cannot tell these orders, forensics.clock_dates.ordered settles them over a whole file), md
 (month-day), c10 (torch C++), glog, syslog, ctime (also `dmesg -T`), dayname (`Feb 25 2025`), cjk, minute (`dmesg -H`),
 epoch, mono (`[12345.678901]`), kmsg.  In bodies of kernel lines, by `find_stamps` only: audit, rtc, lustre, mce.
 A trailing `~` marks a time that stands inside a sentence rather than in front of a message.
@@ -152,7 +153,7 @@ def _wall(head: str, at: int) -> tuple[Stamp, int] | None:
         first, middle, last = int(date["a"]), int(date["b"]), int(date["c"])
         if len(date["c"]) == 4:
             year = last
-            month, day, form = (first, middle, "us") if first <= 12 and date["s3"] != "." else (middle, first, "dmy")
+            month, day, form = (first, middle, "us") if first <= 12 and date["s3"] != "." else (middle, first, "dmy." if date["s3"] == "." else "dmy")
         elif first > 12 and 1 <= middle <= 12 and 1 <= last <= 31:
             year, month, day, form = 2000 + first, middle, last, "spark"
         else:

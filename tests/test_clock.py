@@ -295,6 +295,32 @@ def test_corrections_and_the_end_of_daylight_saving() -> None:
     assert dates.corrected(shuffled) == (shuffled, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("texts", "first"),
+    [
+        (["12/09/24 23:58:00", "13/09/24 00:01:00", "13/09/24 09:00:00"], "2024-09-12 23:58:00"),  # day first
+        (["12/09/24 23:58:00", "12/10/24 00:01:00"], "2024-12-09 23:58:00"),  # month first: rich's default
+        (["25/06/12 23:58:00", "25/06/13 00:01:00"], "2025-06-12 23:58:00"),  # year first: log4j of Spark
+        (["25/06/12 09:58:00", "25/06/12 10:01:00"], "2025-06-12 09:58:00"),
+        (["03/04/2025 09:58:00", "03/04/2025 10:01:00"], "2025-03-04 09:58:00"),
+    ],
+)
+def test_order_of_day_and_month_is_settled_by_the_whole_file(texts: list[str], first: str) -> None:
+    case = Case()
+    case.file("train.log")
+    for text in texts:
+        case.add("train.log", f"[{text}] INFO x")
+    assert time_of(case.clocks(), case, "train.log", 1) == at(first)
+
+
+def test_order_of_day_and_month_by_another_file() -> None:
+    case = Case()
+    training(case, "2025-04-03 09:50:00")
+    case.file("other.log")
+    case.add("other.log", "03/04/2025 09:58:00 INFO x")
+    assert time_of(case.clocks(), case, "other.log", 1) == at("2025-04-03 09:58:00")
+
+
 def test_leap_days() -> None:
     assert dates.in_year(at("2000-02-28 12:00:00"), 2025) == at("2025-02-28 12:00:00")
     assert dates.in_year(at("2000-03-01 12:00:00"), 2025) == at("2025-03-01 12:00:00")
