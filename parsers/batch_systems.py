@@ -85,6 +85,15 @@ def _add(line: Line, rows: Rows, system: str, what: str, why: str | None = None,
     rows.event(line, "platform", "error", fields={"system": system, "what": what, "why": why, **more})
 
 
+def _claim(found: regex.Match) -> str:
+    """What submitit says.  It cannot tell the two apart: an early signal is "preempted" to it, a late one "timed out"."""
+    if found["what"] == "timed out" or found["claim"] == "timed-out":
+        return "claimed-time-limit"
+    if found["what"] or found["claim"]:
+        return "claimed-preempted"
+    return "signal" if found["by"] or found["caught2"] else "requeue"
+
+
 def _parse(line: Line, rows: Rows, context: Context) -> None:
     text = line.text
     if (found := PBS.search(text)) is not None:
@@ -103,17 +112,13 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
     elif ("submitit" in text or "Job has" in text or "signal SIG" in text or "requeued" in text) and (
         found := SUBMITIT.search(text)
     ) is not None:
-        # submitit cannot tell the two apart: it calls an early signal "preempted" and a late one "timed out".
-        what = (
-            "claimed-time-limit"
-            if found["what"] == "timed out"
-            else "claimed-preempted"
-            if found["what"]
-            else "signal"
-            if found["by"] or found["caught"]
-            else "requeue"
+        _add(
+            line,
+            rows,
+            "submitit",
+            _claim(found),
+            (found["by"] or found["caught"] or found["caught2"] or found["why"] or "").strip() or None,
         )
-        _add(line, rows, "submitit", what, (found["by"] or found["caught"] or found["caught2"] or found["why"] or "").strip() or None)
     elif K8S_OOM.search(text):
         _add(line, rows, "k8s", "oom", "node" if "System OOM" in text else "container")
     elif (found := EVICTED.search(text)) is not None:

@@ -25,7 +25,7 @@ CALLED = regex.compile(
     r"(?:subprocess\.)?CalledProcessError: Command .{0,4000}? (?:returned non-zero exit status (?P<code>\d{1,9})|died with <Signals\.(?P<signal>SIG\w+): (?P<number>\d{1,3})>)"
 )
 SPAWN = regex.compile(
-    r"(?:ProcessRaisedException|ProcessExitedException|-- Process (?P<index>\d{1,6}) terminated with the following error|process (?P<index2>\d{1,6}) terminated with (?:exit code (?P<code>-?\d{1,9})|signal (?P<signal>SIG\w+)))"
+    r"(?:-- Process (?P<index>\d{1,6}) terminated with the following error|process (?P<index2>\d{1,6}) terminated with (?:exit code (?P<code>-?\d{1,9})|signal (?P<signal>SIG\w+)))"
 )
 SHELL = regex.compile(
     r"(?:line \d{1,7}:\s{1,4})?(?P<pid>\d{1,9}) (?P<word>Killed|Terminated|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating point exception|Hangup)\s{0,80}(?P<core>\(core dumped\))?(?:\s|$)"

@@ -62,6 +62,8 @@ def _judge(run: Run) -> Iterator[Finding]:
             "limit": fields.get("limit") or "",
             "node": fields.get("node") or events[0].host or "",
         }
+        if rule == "platform.cgroup-memory" and fields.get("limit"):
+            rule = "platform.memory-limit"
         yield finding(rule, events, _places(events), cause=cause, weight=max(w for _, w in found), facts=facts, covers=("L0.6",))
     yield from _ray(run)
 
@@ -84,7 +86,13 @@ def _ray(run: Run) -> Iterator[Finding]:
         first = next((e for e in killed if e.fields.get("used_gb")), killed[0])
         facts = {k: first.fields.get(k, "") for k in ("used_gb", "total_gb", "threshold")}
         yield finding(
-            "ray.memory-monitor", killed, _places(killed), cause="infra/host-oom-kill", weight=0.82, facts=facts, covers=("L0.6",)
+            "ray.memory-monitor" if first.fields.get("used_gb") else "ray.memory-kill",
+            killed,
+            _places(killed),
+            cause="infra/host-oom-kill",
+            weight=0.82,
+            facts=facts,
+            covers=("L0.6",),
         )
     deaths = sorted((e for e in run.kind("ray_death") if not went_on(run, e)), key=order)
     nodes = [e for e in deaths if e.fields.get("what") == "node"]
@@ -92,15 +100,7 @@ def _ray(run: Run) -> Iterator[Finding]:
         yield finding("ray.node-lost", nodes, _places(nodes), cause="infra/node-down", role="consequence", weight=0.45)
     oom = [e for e in deaths if e.fields.get("exit_type") == "NODE_OUT_OF_MEMORY"]
     if oom:
-        yield finding(
-            "ray.memory-monitor",
-            oom,
-            _places(oom),
-            cause="infra/host-oom-kill",
-            weight=0.82,
-            facts={"used_gb": "", "total_gb": "", "threshold": ""},
-            covers=("L0.6",),
-        )
+        yield finding("ray.memory-kill", oom, _places(oom), cause="infra/host-oom-kill", weight=0.82, covers=("L0.6",))
     dead = [e for e in deaths if e.fields.get("what") in ("actor", "worker") and e not in oom]
     if dead:
         system = [e for e in dead if e.fields.get("exit_type") == "SYSTEM_ERROR"]

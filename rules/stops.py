@@ -136,7 +136,7 @@ def _policy(run: Run, stops: list[Event], rule: str, cause: str) -> Finding:
     silent = _silent(run, stops[0])
     facts = {"after": before.text[:160] if before else "", "silent": round(silent)}
     if before is not None and before.kind != "exit":
-        return finding(rule, stops, _places(stops), cause=cause, role="consequence", weight=0.35, facts=facts)
+        return finding(f"{rule}-after", stops, _places(stops), cause=cause, role="consequence", weight=0.35, facts=facts)
     weight = 0.92 if silent < HANG else 0.6
     return finding(rule, stops, _places(stops), cause=cause, weight=weight, facts=facts)
 
