@@ -78,7 +78,9 @@ def reading(raw: str, framework: str | None = None) -> Reading:
     table = _table()
     name = table.framed.get((framework, raw)) if framework else None
     if name is None:
-        name = table.anywhere.get(raw) or table.lowered.get(raw.lower())
+        name = (
+            table.anywhere.get(raw) or table.lowered.get(raw.lower()) or table.lowered.get(raw.lower().replace("-", "_").replace(" ", "_"))
+        )
     if name is not None:
         scale = table.scales.get(f"{framework}:{raw}", table.scales.get(raw, 1.0))
         return Reading(name, scale, True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from parsers.base import FileParser, Head, Rows, Source
-from parsers.settings import flatten_settings, name_of, value_of
+from parsers.settings import flatten_settings, kept, name_of, value_of
 
 _YAML_LINE = re.compile(r"(\s{0,80})(?:- )?([A-Za-z_][\w./-]{0,100}):(?:\s{1,8}(\S.{0,400}))?\s*\Z")
 _NAME = re.compile(
@@ -54,7 +54,7 @@ def _plain(key: str) -> str:
 def _yaml_parse(source: Source, rows: Rows) -> None:
     for at, key, value in _yaml(source.text()):
         name = name_of(_plain(key))
-        told = value_of(value)
+        told = kept(name or "", value_of(value))
         if name is not None and told is not None:
             rows.fact(at, f"setting.{name}", told)
 

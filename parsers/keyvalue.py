@@ -13,7 +13,7 @@ from typing import Any
 from parsers.base import Context, Line, LineParser, Rows
 from parsers.canonical import reading
 from parsers.hf_trainer import owns
-from parsers.values import NUMBER, bars, dict_body, emit, number, once, quoted_pairs, step_of
+from parsers.values import NUMBER, bars, dict_body, emit, is_training, number, once, quoted_pairs, step_of
 
 # `key: value` / `key=value`; the key is one word, or two or three words for `train loss: 1.2`.
 _PAIR = re.compile(
@@ -82,8 +82,8 @@ def _step(text: str) -> tuple[float | None, float | None]:
     match = _BRACKETED.search(text)
     if match is not None:
         epoch, at, total = int(match[1]), int(match[2]), int(match[3])
-        first = 0 if "Epoch: [" in text else 1
-        return float((epoch - first) * total + at), None
+        first = 1 if re.search(r"Epoch ?(?:\(\w{1,10}\))? {1,4}\[", text) else 0  # mmengine and mmcv count epochs from 1
+        return float(max(0, epoch - first) * total + at), None
     match = _ITER.search(text) or _FAIRSEQ.search(text) or _STEP.search(text)
     if match is None:
         return None, None
@@ -128,15 +128,19 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         return
     bar = next((found for found in bars(text)), None)
     if bar is not None:
-        _bar(line, rows, context, bar, framework)
+        _bar(line, text, rows, context, bar, framework)
         return
+    _plain(line, text, rows, context, framework)
+
+
+def _plain(line: Line, text: str, rows: Rows, context: Context, framework: str | None, fallback: float | None = None) -> None:
+    """A line of pairs; `fallback` is the step where the line names none."""
     pairs = _pairs(text)
     if not pairs:
         return
     step, total = _step(text)
-    own = step_of(pairs, framework)
-    if own is not None and step is None:
-        step = own
+    if step is None:
+        step = step_of(pairs, framework)
     if step is not None:
         step = _over_epochs(text, step, context.state)
     keras = _KERAS.match(text)
@@ -144,21 +148,22 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
     if not results and framework not in _SURE:
         return
     # One pair in a line without a step may be prose about a loss: then the name must open the line.
-    if (
-        step is None
-        and keras is None
-        and (_PROSE.search(text) or (len(pairs) < 2 and not re.match(r"\W{0,40}" + re.escape(results[0]), _tail(text))))
-    ):
+    epoch = _EPOCH.search(text) if step is None else None
+    if results and step is None and keras is None and epoch is None and _is_prose(text, pairs, results[0]):
         return
     if len(text) > 600 and len(pairs) < 3:
         return
-    if line.rank is None and "alpha" not in text and (told := _RANK_IN_TEXT.search(text)):
-        line.rank = int(told[1])
+    if step is None:
+        step = fallback if fallback is not None else float(epoch[1]) if epoch is not None and keras is None else None
     emit(line, rows, [(key, value) for key, value in pairs if reading(key, framework).name != "step"], step, framework)
     if framework and framework != "imagenet":
         once(context, rows, line, "framework", framework)
     if total is not None and context.state.get("total") != total:
         context.state["total"] = total
+
+
+def _is_prose(text: str, pairs: list[tuple[str, float]], first: str) -> bool:
+    return _PROSE.search(text) is not None or (len(pairs) < 2 and not re.match(r"\W{0,40}" + re.escape(first), _tail(text)))
 
 
 def _over_epochs(text: str, step: float, state: dict[str, Any]) -> float:
@@ -208,14 +213,14 @@ def _dict(line: Line, rows: Rows, context: Context, framework: str | None) -> No
         once(context, rows, line, "framework", framework)
 
 
-def _bar(line: Line, rows: Rows, context: Context, bar: tuple[str, float, float, str], framework: str | None) -> None:
+def _bar(line: Line, text: str, rows: Rows, context: Context, bar: tuple[str, float, float, str], framework: str | None) -> None:
     """Readings in a bar's postfix, or printed behind it."""
     desc, step, total, rest = bar
-    behind = line.text.rpartition("]")[2] if line.text.count("%|") == 1 else ""
     pairs = [pair for pair in _pairs(rest) if not pair[0].endswith("/s")]
-    if behind.strip():
-        pairs += [pair for pair in _pairs(behind[:2000]) if pair[0] not in dict(pairs)]
     if not any(_is_result(key, framework) for key, _ in pairs):
+        behind = text.partition(rest + "]")[2]
+        if behind.strip() and not any(bars(behind)):
+            _plain(line, behind, rows, context, framework, step if is_training(desc) else None)
         return
     own = step_of(pairs, framework)
     emit(line, rows, pairs, own if own is not None else _bar_step(desc, step, total, tuple(pairs), context.state), framework)
@@ -284,6 +289,7 @@ PARSER = LineParser(
         "loss ",
         "Loss ",
         "Loss: ",
+        "Loss/",
         "Loss=",
         '"loss": ',
         '_loss": ',

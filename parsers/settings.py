@@ -178,6 +178,11 @@ _SECTIONED = {
 }
 _FOREIGN = re.compile(r"(?:critic|reward_model|rollout|val_kwargs|ref|vllm|data|tokenizer|teacher|discriminator)\.")
 
+_TEXTS = {
+    "lr_scheduler_type", "model", "loss_type", "adv_estimator", "attn_implementation", "vllm_mode", "reward_model_path", "resume_from_checkpoint",
+    "finetuning_type", "betas", "scale_rewards", "reward_weights",
+}  # fmt: skip
+
 _CLASS = re.compile(r"\b(\w{0,60}(?:Config|Arguments|Args))\(\s{0,4}\Z")
 _ASSIGN = re.compile(r"\s{0,40}([A-Za-z_]\w{0,80})\s?=\s?(.{0,400}?),?\s{0,4}\Z")
 _DOTTED = re.compile(r"\s{0,40}([A-Za-z_][\w.-]{0,80}) \.{3,120} ?(.{0,400}?)\s{0,4}\Z")
@@ -237,7 +242,9 @@ def flatten_settings(data: Any, head: str = "", depth: int = 0) -> Iterator[tupl
                 continue
         name = name_of(dotted)
         if name is not None and isinstance(value, str | int | float | bool | list | tuple) and len(str(value)) < 300:
-            yield f"setting.{name}", list(value) if isinstance(value, tuple) else value
+            told = kept(name, value_of(value) if isinstance(value, str) else list(value) if isinstance(value, tuple) else value)
+            if told is not None:
+                yield f"setting.{name}", told
 
 
 def command_settings(text: str) -> Iterator[tuple[str, Any]]:
@@ -245,7 +252,7 @@ def command_settings(text: str) -> Iterator[tuple[str, Any]]:
     for pattern in (_OPTION, _OVERRIDE):
         for match in islice(pattern.finditer(text[:40_000]), 600):
             name = name_of(match[1])
-            value = value_of(match[2])
+            value = kept(name or "", value_of(match[2]))
             if name is not None and value is not None:
                 yield f"setting.{name}", value
 
@@ -261,9 +268,14 @@ def _facts(rows: Rows, line: Line, context: Context, pairs: Iterator[tuple[str, 
             rows.fact(line, key, value)
 
 
+def kept(name: str, value: Any) -> Any:
+    """The value if it is of the setting's kind, else None: a text where a number belongs is source code or a placeholder."""
+    return None if isinstance(value, str) and name not in _TEXTS else value
+
+
 def _named(key: str, text: str) -> list[tuple[str, Any]]:
     name = name_of(key)
-    return [] if name is None else [(f"setting.{name}", value_of(text))]
+    return [] if name is None else [(f"setting.{name}", kept(name, value_of(text)))]
 
 
 def _block(line: Line, rows: Rows, context: Context, pattern: re.Pattern[str], stop: str) -> None:

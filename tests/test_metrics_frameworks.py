@@ -330,6 +330,22 @@ def test_readings_behind_a_bar():
     assert series(rows, "value_loss") == [(3, 0.164)]
 
 
+def test_a_line_torn_onto_an_open_bar():
+    rows = feed(
+        ALL,
+        "Validation: |          | 0/? [00:00<?, ?it/s]12/09/24 14:03:31 INFO   Epoch 3: v_recons 4.545e-01  recons 4.626e-01  v_loss 4.591e+00  loss 5.362e+00",
+    )
+    assert series(rows, "loss") == [(3, 5.362)]
+
+
+def test_brackets_of_epoch_and_batch_count_from_nought_or_one():
+    rows = feed(
+        ALL,
+        "TRAIN [0][10/3416]\tTime 3.566 (0.000)\tTok/s 538 (0)\tLoss/tok 10.3844 (0.0000)\nEpoch [1][50/1000]\tlr: 2e-3, eta: 1:00:00, time: 0.24, data_time: 0.01, memory: 8121, loss: 3.0788",
+    )
+    assert series(rows, "loss") == [(10, 10.3844), (50, 3.0788)]
+
+
 def test_lightning_bars_count_over_epochs():
     text = "\rEpoch 0:  90%|#########| 90/100 [00:36<00:04,  2.41it/s, v_num=3, train_loss=2.609]\n\rEpoch 1:  10%|#| 10/100 [00:04<00:36,  2.41it/s, v_num=3, train_loss=2.5]\nEpoch 0: | 250/? [00:05:27<00:00,  0.76it/s, v_num=4, train_loss=5.180]\n`Trainer.fit` stopped: `max_epochs=1` reached."
     rows = feed(ALL, text)
