@@ -34,19 +34,19 @@ class Report:
 
     def to_json(self) -> str:
         """The same as JSON text."""
-        from forensics.report import render_json
+        from forensics.report.json import render_json
 
-        return render_json(self._model())
+        return render_json(self._model(), self.lang)
 
     def to_html(self) -> str:
         """The post-mortem as one offline page."""
-        from forensics.report import render_html
+        from forensics.report.html import render_html
 
         return render_html(self._model(), self.lang)
 
     def to_markdown(self) -> str:
         """The same facts for a ticket, under 4,000 characters."""
-        from forensics.report import render_markdown
+        from forensics.report.markdown import render_markdown
 
         return render_markdown(self._model(), self.lang)
 
@@ -58,23 +58,21 @@ class Report:
 
     def to_sarif(self) -> str:
         """The verdict as a SARIF 2.1.0 document, for CI systems."""
-        from forensics.report import render_sarif
+        from forensics.report.ci import render_sarif
 
         return render_sarif(self._model(), self.lang)
 
     def to_junit(self) -> str:
         """The verdict as a JUnit document, for CI systems."""
-        from forensics.report import render_junit
+        from forensics.report.ci import render_junit
 
         return render_junit(self._model(), self.lang)
 
     def print(self) -> None:
         """The verdict on the terminal, at most 24 lines."""
-        from rich.console import Console
+        from forensics.report.terminal import render_terminal
 
-        from forensics.report import render_terminal
-
-        render_terminal(self._model(), self.lang, Console(highlight=False))
+        render_terminal(self._model(), self.lang)
 
     def write_timeline(self, folder: str | Path) -> None:
         """`events.parquet`, `metrics.parquet` and `samples.parquet` (schemas: forensics.timeline)."""
@@ -87,10 +85,10 @@ class Report:
         return self.model
 
     def _repr_html_(self) -> str:
-        """Notebooks show the page in a frame of its own."""
-        import html
+        """Notebooks show the verdict."""
+        from forensics.report.html import render_fragment
 
-        return f'<iframe srcdoc="{html.escape(self.to_html())}" style="width:100%;height:900px;border:0" sandbox="allow-scripts"></iframe>'
+        return render_fragment(self._model(), self.lang)
 
 
 _READERS: dict[tuple[str, ...], Reader] = {}
