@@ -57,7 +57,10 @@ _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("version", r"Mismatched NCCL version|NCCL version mismatch"),
         ("driver", r"CUDA [Dd]river version (?:found is|is insufficient)|Minimum requirement is|driver version is insufficient"),
         ("duplicate-gpu", r"Duplicate GPU detected"),
-        ("nvls", r"NVLS|NVLink SHARP|[Mm]ulticast|Fabric ?Manager|IMEX|MNNVL"),
+        (
+            "nvls",
+            r"Failed to bind NVLink SHARP|(?:NVLS|[Mm]ulticast|Fabric ?Manager).{0,80}(?:[Ff]ail|error|usually caused)|MNNVL.{0,80}not working|Check the IMEX",
+        ),
         ("p2p-hardware", r"P2P is disabled between NVLINK connected GPUs|NVLink.{0,40}(?:error|down)"),
         ("truncated", r"[Mm]essage truncated|message truncated"),
         ("cuda-oom", r"(?:Cuda|CUDA|HIP) failure.{0,20}out of memory|Failed to (?:CUDA|HIP) (?:m|c|host )?alloc"),
@@ -156,6 +159,8 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
     if not warn and not _DECISIVE.search(body):
         return
     name = classify(body)
+    if name == "cuda" and (head["file"] or "").endswith("nvls.cc"):
+        name = "nvls"
     count_key = ("count", name, host, pid)
     seen = state[count_key] = state.get(count_key, 0) + 1
     total = state["total"] = state.get("total", 0) + 1

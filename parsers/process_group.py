@@ -288,7 +288,7 @@ def _store(line: Line, text: str, rows: Rows, context: Context, where: _Where) -
             fields["seconds"] = int(found["s"])
         if _once(context, "connect", where.rank, fields["target"]):
             rows.event(line, "connect_timeout", "error", rank=where.rank, fields=fields)
-    if "RendezvousTimeoutError" in text and _once(context, "rendezvous", where.rank):
+    if "RendezvousTimeoutError" in text and "raise Rend" not in text and _once(context, "rendezvous", where.rank):
         rows.event(line, "rendezvous_timeout", "error", rank=where.rank)
     if ("EADDRINUSE" in text or "ddress already in use" in text) and _once(context, "port", where.rank, text[:80]):
         port = _PORT.search(text[text.find("ocket") if "ocket" in text else 0 :])

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Evidence, Finding, Rule
-from rules.watchdog_table import Group, build, is_final
+from rules.watchdog_table import Group, build, holes, is_final
 
 if TYPE_CHECKING:
     from forensics.run import Run
@@ -43,10 +43,11 @@ def judge(run: Run) -> Iterable[Finding]:
     """Mismatches, missing ranks and plain time-outs."""
     groups = build(run)
     everyone = {r for group in groups for r in group.waits if r >= 0}
+    front = front_ranks(run, groups, everyone)
     for group in groups:
         found = list(_mismatch(run, group))
         yield from found
-        yield _timeout(run, group, bool(found), everyone)
+        yield _timeout(run, group, bool(found), everyone, front)
     yield from _fingerprints(run)
     yield from _desync(run)
     if not groups:
@@ -108,6 +109,20 @@ def _mismatched(run: Run, group: Group, seq: int, kinds: Counter[str], odd: list
     )
 
 
+def front_ranks(run: Run, groups: list[Group], everyone: set[int]) -> list[int]:
+    """Where several kinds of group wait: the silent ranks missing from the kind in which the fewest ranks wait.
+
+    The group of the rank that stopped waits for it directly; the others wait for that group, and there are more of them.
+    """
+    if len(groups) < 2 or not run.world_size:
+        return []
+    for group in sorted(groups, key=lambda g: len(g.waits)):
+        found = sorted(r for r in holes(group) - everyone if r < run.world_size)
+        if found and len(found) * 8 <= max(8, run.world_size):
+            return found
+    return []
+
+
 def suspects(run: Run, group: Group, everyone: set[int]) -> tuple[list[int], str]:
     """Ranks that did not come, and how that is known: `silent`, `least`, or empty where nothing tells them apart.
 
@@ -144,9 +159,9 @@ def _members(run: Run, group: Group, everyone: set[int]) -> set[int]:
     return seen
 
 
-def _timeout(run: Run, group: Group, mismatched: bool, everyone: set[int]) -> Finding:
+def _timeout(run: Run, group: Group, mismatched: bool, everyone: set[int], front: list[int]) -> Finding:
     first = group.first
-    ranks, how = ([], "") if mismatched else suspects(run, group, everyone)
+    ranks, how = ([], "") if mismatched else (front, "front") if front else suspects(run, group, everyone)
     began = [w.began for w in group.waits.values() if w.began is not None]
     left_at = min(began, default=None)
     nothing_yet = bool(group.completed) and all(n <= 0 for n in group.completed.values())

@@ -120,6 +120,9 @@ def judge(run: Run) -> Iterable[Finding]:
     stamped = [e.time for e in decisive if e.time is not None]
     earliest = min(stamped, default=None)
     known = addresses(run)
+    hurt = any(e.fields.get("class") in ("ib-completion", "ib-call", "peer-closed") for e in events) or bool(
+        run.kind("watchdog_timeout", "watchdog_exception", "nccl_error", "heartbeat", "gloo_timeout")
+    )
     for name, members in groups.items():
         if name == "cuda":
             yield from _cuda(run, members)
@@ -138,14 +141,16 @@ def judge(run: Run) -> Iterable[Finding]:
         elif name == "version":
             ranks = _odd_version(members)
             rank = ranks[0] if ranks else None
-            info = run.ranks.get(rank) if rank is not None else None
-            host = info.host if info else None
+            odd = run.ranks.get(rank) if rank is not None else None
+            host = odd.host if odd else None
             weight += 0.02  # before the signature, whose line stands in the file of a rank that complains
         elif name == "duplicate-gpu":
             ranks = sorted({r for e in members for r in e.fields.get("ranks", ())})
             rank = None
         elif name in ("peer-closed", "connect", "ras"):
             host, rank = (faulty_host(members, known) if name != "connect" else None), None
+        if name in ("ib-port", "ib-async") and not hurt:
+            role, weight = "precursor", 0.3  # a link that went down and came back
         later = earliest is not None and first.time is not None and first.time > earliest + 1.0
         if later and role == "root":
             weight *= 0.85

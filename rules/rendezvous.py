@@ -37,7 +37,8 @@ def _simple(run: Run, kind: str, cause: str, role: Role, weight: float) -> Itera
     host = events[0].host if kind == "eaddrinuse" and len(hosts) == 1 else None
     if kind == "rendezvous_timeout":
         # the node that came late or never is the one that does not complain
-        quiet = [h for h in run.hosts if h not in hosts]
+        known = {*run.hosts, *(e.host for e in run.events if e.host and e.kind in ("exit", "slurm", "launch"))}
+        quiet = sorted(h for h in known if h not in hosts)
         host = quiet[0] if len(quiet) == 1 and len(hosts) >= 1 else None
     yield Finding(
         kind.replace("_", "-"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Wait:
     ran_ms: int | None = None
     last_enqueued: int | None = None
     last_completed: int | None = None
+    pg: str | None = None
+    group_rank: int | None = None
 
     @property
     def program(self) -> str:
@@ -63,6 +66,25 @@ class Group:
     def first(self) -> Wait:
         """The earliest report."""
         return min(self.waits.values(), key=lambda w: (w.event.time is None, w.event.time or 0.0, w.event.line))
+
+
+def holes(group: Group) -> set[int]:
+    """Global ranks that ought to be in one of the group's siblings, by the even spacing of those that report there."""
+    by_pg: dict[str, dict[int, int]] = {}
+    for rank, wait in group.waits.items():
+        if rank >= 0 and wait.pg is not None and wait.group_rank is not None:
+            by_pg.setdefault(wait.pg, {})[wait.group_rank] = rank
+    out: set[int] = set()
+    for places in by_pg.values():
+        inside = sorted(places)
+        if len(inside) < 2:
+            continue
+        steps = {(places[b] - places[a]) / (b - a) for a, b in pairwise(inside)}
+        if len(steps) != 1 or (step := steps.pop()) <= 0 or step != int(step):
+            continue
+        first = places[inside[0]] - inside[0] * int(step)
+        out |= {first + place * int(step) for place in range(inside[-1] + 2) if place not in places and first >= 0}
+    return out
 
 
 def is_final(run: Run, event: Event) -> bool:
@@ -114,6 +136,8 @@ def build(run: Run) -> list[Group]:
             fields.get("timeout_ms"),
             fields.get("ran_ms"),
         )
+        wait.group_rank = fields.get("group_rank")
+        wait.pg = str((told.fields if told is not None else fields).get("pg") or "") or None
         if told is not None:
             wait.last_enqueued, wait.last_completed = told.fields.get("last_enqueued"), told.fields.get("last_completed")
         held = group.waits.get(rank)
