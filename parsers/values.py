@@ -33,7 +33,7 @@ _FACTOR = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 BAR = re.compile(
     r"(?P<desc>[^|\r\n%]{0,80}?)(?P<percent>\d{1,3})%\|[^|\r\n]{0,400}\|\s{0,4}(?P<step>\d[\d.,]{0,12})(?P<mult>[kMG]?)/(?P<total>\d[\d.,]{0,12})(?P<tmult>[kMG]?)\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})"
 )
-_OPEN_BAR = re.compile(r"(?P<desc>[^|\r\n]{0,80}?)\|\s{0,2}(?P<step>\d{1,12})/\?\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})")
+_OPEN_BAR = re.compile(r"(?P<desc>[^|\r\n]{0,80}?)\|(?:[^|\r\n]{0,200}\|)?\s{0,2}(?P<step>\d{1,12})/\?\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})")
 _BAR_MULTIPLES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 # Names that are counters, settings or bookkeeping rather than readings: used for the step, or left out.
 _NOT_METRICS = frozenset(
