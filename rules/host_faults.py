@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from parsers.kernel_text import canonical_pci
 from rules.base import Evidence, Finding, Rule
 from rules.kernel_view import BEFORE, NEAR, View, ordered, view_of
 
@@ -273,7 +274,8 @@ def _flood(view: View, events: list[Event], fallen: list[Event]) -> Iterator[Fin
             gpu=lost,
             count=count,
         )
-        finding.rank = next((rank for e in near if (rank := view.rank(e)) is not None), finding.rank)
+        pci = canonical_pci(lost or "")
+        finding.rank = view.rank_of(view.host(near[0]), pci) if pci else finding.rank
         yield finding
         return
     yield view.excluded("pcie.corrected", events, "infra/pcie-error", "corrected", facts=facts, count=count)

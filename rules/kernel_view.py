@@ -12,7 +12,7 @@ from rules.base import Evidence, Finding
 from rules.gpu_codes import reasons
 
 if TYPE_CHECKING:
-    from forensics.run import Run
+    from forensics.run import RankInfo, Run
     from parsers.base import Event
 
 SETTLE = 90.0  # seconds of progress after a fault that show it was survived: steps in flight still finish, buffers flush late
@@ -88,7 +88,7 @@ class View:
     boots: dict[str, list[Event]] = field(default_factory=dict)  # file -> boots after its first line, in order of lines
     pids: set[int] = field(default_factory=set)  # processes the run's own lines name
     gpus: dict[tuple[str | None, str], str] = field(default_factory=dict)  # (host, pci) -> index, from samples
-    finished: bool = False  # whether the run said that it reached its end
+    finished: float | None = None  # when the run said that it reached its end
     dated: bool = True  # whether the training log tells its own times up to its end
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class View:
         for info in self.run.ranks.values():
             self.pids |= info.pids
         for event in self.run.events:
-            if event.kind in KERNEL_KINDS or event.kind == "signature":
+            if event.kind in KERNEL_KINDS or (event.signature or "").startswith("kernel-"):
                 continue
             if event.pid is not None:
                 self.pids.add(event.pid)
@@ -110,7 +110,9 @@ class View:
             if len(self.pids) < MOST_PIDS:
                 self.pids.update(int(found) for found in PIDS.findall(event.text[:400]))
         self.dated = self._dated()
-        self.finished = bool(self.run.kind("run_end"))
+        self.finished = max(
+            (e.time for e in self.run.kind("run_end") if e.time is not None and e.fields.get("reason") != "progress bar full"), default=None
+        )
         frame = self.run.samples
         if frame is not None and frame.height and {"gpu", "pci"} <= set(frame.columns):
             names = ["host", "pci", "gpu"] if "host" in frame.columns else ["pci", "gpu"]
@@ -151,13 +153,15 @@ class View:
             return "unknown"
         if run.started is not None and event.time < run.started - BEFORE:
             return "before"
-        if self.dated and run.ended is not None and event.time > run.ended + (BEFORE if self.finished else AFTER):
+        if self.dated and run.ended is not None and event.time > run.ended + (AFTER if self.finished is None else BEFORE):
             return "after"
         return "during"
 
     def went_on(self, event: Event, settle: float = SETTLE) -> bool:
         """Whether training made progress well after the event."""
         last = self.run.last_progress
+        if event.time is not None and self.finished is not None and self.finished >= event.time:
+            return True
         return event.time is not None and last is not None and last > event.time + settle
 
     def at_end(self, event: Event, near: float = NEAR) -> bool:
@@ -178,9 +182,10 @@ class View:
     def index(self, event: Event) -> str | None:
         """Index of the GPU an event names by PCI id, from the GPU samples."""
         pci = event.fields.get("pci")
-        if not isinstance(pci, str):
-            return None
-        host = self.host(event)
+        return self.index_of(self.host(event), pci) if isinstance(pci, str) else None
+
+    def index_of(self, host: str | None, pci: str) -> str | None:
+        """Index of the GPU with this PCI id on a host; of any host where only one index goes with the id."""
         for key in ((host, pci), (None, pci)):
             if key in self.gpus:
                 return self.gpus[key]
@@ -191,25 +196,25 @@ class View:
         """Global rank of the process or GPU that an event names."""
         host = self.host(event)
         pid = pid if pid is not None else event.pid
-        ranks = [r for r in self.run.ranks.values() if host is None or r.host is None or r.host == host]
         if pid is not None:
-            mine = [r.rank for r in ranks if pid in r.pids]
+            mine = [r.rank for r in self._ranks(host) if pid in r.pids]
             if len(mine) == 1:
                 return mine[0]
         pci = event.fields.get("pci")
-        if isinstance(pci, str):
-            mine = [r.rank for r in ranks if r.pci and same_pci(r.pci, pci)]
-            if len(mine) == 1:
-                return mine[0]
-            index = self.index(event)
-            if index is not None and (host is not None or len(self.run.hosts) <= 1):
-                mine = [
-                    r.rank for r in ranks if r.gpu == index or (r.gpu is None and r.local_rank is not None and str(r.local_rank) == index)
-                ]
-                mine = mine or self._only_host(index)
-                if len(mine) == 1:
-                    return mine[0]
-        return None
+        return self.rank_of(host, pci) if isinstance(pci, str) else None
+
+    def rank_of(self, host: str | None, pci: str) -> int | None:
+        """Global rank that uses the GPU with this PCI id, told by the rank itself or by the GPU's index."""
+        ranks = self._ranks(host)
+        mine = [r.rank for r in ranks if r.pci and same_pci(r.pci, pci)]
+        index = self.index_of(host, pci)
+        if not mine and index is not None and (host is not None or len(self.run.hosts) <= 1):
+            mine = [r.rank for r in ranks if r.gpu == index or (r.gpu is None and r.local_rank is not None and str(r.local_rank) == index)]
+            mine = mine or self._only_host(index)
+        return mine[0] if len(mine) == 1 else None
+
+    def _ranks(self, host: str | None) -> list[RankInfo]:
+        return [r for r in self.run.ranks.values() if host is None or r.host is None or r.host == host]
 
     def _only_host(self, index: str) -> list[int]:
         """On a single host that tells no rank's GPU, ranks and GPU indices run alike if there are as many of them."""

@@ -127,6 +127,14 @@ def test_other_times_boots_and_survived_faults_are_set_aside() -> None:
     assert finding.facts["aside"] == "boot"
 
 
+def test_a_fault_before_the_end_of_a_finished_run_ended_nothing() -> None:
+    text = xids("12:29:30", "0000:2a:00): 79, GPU has fallen off the bus.")
+    late = {**RUN, "last_progress": DAY + "12:29:40"}
+    assert [f.outcome for f in judged(xid, make_run({"d": text}, **late))] == ["found"]
+    end = Event("run_end", "train.log", 99, "", fields={"reason": "train_runtime"}, time=at(DAY + "12:29:50"))
+    assert [f.outcome for f in judged(xid, make_run({"d": text}, events=[end], **late))] == ["excluded"]
+
+
 def test_another_jobs_process_is_set_aside() -> None:
     text = xids("12:00:05", "0000:3d:00): 13, pid=77, name=blender, Graphics Exception")
     (finding,) = judged(xid, make_run({"n1/dmesg.txt": text}, ranks=ranks_of("n1", [5512]), **RUN))
