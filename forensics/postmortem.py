@@ -103,12 +103,12 @@ def describe_verdict(run: Run, verdict: Verdict, knowledge: Knowledge) -> dict[s
             )
             if value not in (None, [])
         },
-        "chain": chain(verdict),
+        "chain": chain(verdict, knowledge),
         "alternatives": [alternative(c, verdict, knowledge) for c in verdict.alternatives],
     }
 
 
-def chain(verdict: Verdict) -> list[dict[str, Any]]:
+def chain(verdict: Verdict, knowledge: Knowledge) -> list[dict[str, Any]]:
     """Root, consequences and symptoms: root first, then by time."""
     links: list[tuple[str, str | None, Finding]] = []
     if verdict.root:
@@ -129,6 +129,9 @@ def chain(verdict: Verdict) -> list[dict[str, Any]]:
                 "file": at.file,
                 "line": at.line,
                 "rank": finding.rank,
+                "host": finding.host,
+                "title": cause_text(knowledge.causes[cause], "title") if cause in knowledge.causes else finding_title(finding, knowledge),
+                "says": finding_title(finding, knowledge),
                 "text": at.text,
             }
         )
