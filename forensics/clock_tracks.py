@@ -115,16 +115,20 @@ def collect(rows: dict[str, Rows], files: dict[str, FileInfo]) -> dict[tuple[str
                 if event.kind == "clock" and isinstance(epoch, int | float) and not event.inherited:
                     one.epochs.append((event.line, event.stamp.seconds, float(epoch), str(event.fields.get("what"))))
         last: dict[str, float] = {}
+        held: Stamp | None = None
         for metric in row.metrics:
-            if metric.stamp is None:
+            if metric.stamp is held or metric.stamp is None:  # several metrics of one line share their stamp
+                if held is not None and metric.stamp is held:
+                    one.metrics += 1
                 continue
-            one = track(source, metric.stamp.form)
+            held = metric.stamp
+            one = track(source, held.form)
             one.metrics += 1
             # What matters is where a clock stands and where it breaks; readings in between are left out.
             sparse = 60.0 if len(one.points) > MANY else 1.0
-            if abs(metric.stamp.seconds - last.get(one.form, -1e18)) >= sparse:
-                add(source, metric.line, metric.stamp)
-                last[one.form] = metric.stamp.seconds
+            if abs(held.seconds - last.get(one.form, -1e18)) >= sparse:
+                add(source, metric.line, held)
+                last[one.form] = held.seconds
         if row.metrics and row.metrics[-1].stamp is not None:
             add(source, row.metrics[-1].line, row.metrics[-1].stamp)
         for form, lines, seconds in votes.frame_points(row.samples):

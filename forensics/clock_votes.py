@@ -109,7 +109,7 @@ class Seen:
             if kept[event.kind] <= MAX_POINTS:
                 out.points.append(Point(event.line, at, event.kind, _pid(event), strong, event.text[:300]))
         out._marks(row, reading)
-        for metric in reversed(row.metrics):
+        for metric in row.metrics[:-5000:-1]:
             at = reading(metric)
             if at is not None:
                 out.progress = at
@@ -122,12 +122,14 @@ class Seen:
     def _marks(self, row: Rows, reading: Callable[[Any], float | None]) -> None:
         """What other processes print at the same moment: a metric of a step, the time-out of a collective."""
         seen: Counter[tuple[str, float]] = Counter()
-        named: list[tuple[tuple[str, float], Any]] = [((m.name, m.step), m) for m in row.metrics if m.step is not None and not m.inherited]
+        named: list[tuple[tuple[str, float], Any]] = [
+            ((m.name, m.step), m) for m in row.metrics[-20_000:] if m.step is not None and not m.inherited
+        ]
         for event in row.events:
             seq = event.fields.get("seq")
             if event.kind == "watchdog_timeout" and isinstance(seq, int) and not event.inherited:
                 named.append((("timeout", float(seq)), event))
-        for mark, item in named[-20_000:]:
+        for mark, item in named:
             seen[mark] += 1
             at = reading(item)
             if at is not None:
