@@ -119,7 +119,8 @@ def _error_file(source: Source, rows: Rows) -> None:
     message = data.get("message") if isinstance(data, dict) else None
     if not isinstance(message, dict):
         raise ValueError("not an error file of torchelastic")
-    extra = message.get("extraInfo") if isinstance(message.get("extraInfo"), dict) else {}
+    given = message.get("extraInfo")
+    extra: dict[str, Any] = given if isinstance(given, dict) else {}
     stack = str(extra.get("py_callstack", ""))[:200_000]
     line = Line(source.path, 1, str(message.get("message", ""))[:2000], "")
     stamp = str(extra.get("timestamp", ""))

@@ -270,13 +270,16 @@ PARSER = LineParser(
 )
 
 
+def _lines_as_context(rest: list[Line]) -> Context:
+    return Context(lambda limit: iter(rest[:limit]), lambda limit: iter(()))
+
+
 def parse_text(text: str) -> dict[str, Any] | None:
     """The fields of the first traceback in a text (an error file, a JSON string), or None."""
     lines = [Line("", number, row, row) for number, row in enumerate(text.splitlines()[:2000], 1)]
     for index, line in enumerate(lines):
         if HEADER in line.text:
             rows = Rows("")
-            rest = lines[index + 1 :]
-            _parse_traceback(line, rows, Context(lambda limit, rest=rest: iter(rest[:limit]), lambda limit: iter(())))
+            _parse_traceback(line, rows, _lines_as_context(lines[index + 1 :]))
             return rows.events[0].fields if rows.events else None
     return None

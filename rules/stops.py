@@ -151,7 +151,8 @@ def _cancelled(run: Run, decided: bool) -> Iterator[Finding]:
         return
     first = (cancelled or stops or by_root)[0]
     before = _failed_before(run, first)
-    facts = {"after": before.text[:160] if before else "", "silent": round(_silent(run, first)), "id": first.fields.get("id") or ""}
+    silent = _silent(run, first)
+    facts = {"after": before.text[:160] if before else "", "silent": round(silent), "id": first.fields.get("id") or ""}
     if before is not None:
         yield finding("stops.torn-down", [first], _places([first]), cause=None, role="symptom", weight=0.0, severity="info", facts=facts)
     elif _finished(run):
@@ -162,7 +163,7 @@ def _cancelled(run: Run, decided: bool) -> Iterator[Finding]:
         yield finding("stops.admin", by_root, _places(by_root), cause="infra/preempted", weight=0.4, facts=facts)
     else:
         weight = 0.85 if by_user or owner else 0.75
-        if facts["silent"] > HANG:
+        if silent > HANG:
             weight = 0.45
         yield finding(
             "stops.cancelled",
@@ -184,14 +185,15 @@ def _interrupted(run: Run, decided: bool) -> Iterator[Finding]:
     if keyboard:
         first = keyboard[0]
         before = _failed_before(run, first)
-        facts = {"after": before.text[:160] if before else "", "silent": round(_silent(run, first)), "id": ""}
+        silent = _silent(run, first)
+        facts = {"after": before.text[:160] if before else "", "silent": round(silent), "id": ""}
         hangup = first.fields.get("signal") == 1
         if before is not None:
             yield finding(
                 "stops.torn-down", [first], _places([first]), cause=None, role="symptom", weight=0.0, severity="info", facts=facts
             )
         else:
-            weight = (0.85 if not decided else 0.4) if facts["silent"] <= HANG else 0.45
+            weight = (0.85 if not decided else 0.4) if silent <= HANG else 0.45
             rule = "stops.hangup" if hangup else "stops.keyboard"
             yield finding(
                 rule,
