@@ -8,6 +8,7 @@ result of training (loss, reward, KL, gradient norm ...) with a number; prose an
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from parsers.base import Context, Line, LineParser, Rows
@@ -42,8 +43,25 @@ _COMPOSER_ROW = re.compile(r"\s{0,8}(Train|Eval) ([^\s:]{1,120}): (\S{1,60})\s{0
 _YOLO = re.compile(
     r"\s{0,12}(\d{1,9})/(\d{1,9})\s{1,12}([0-9.]{1,12})G\s{1,12}((?:[0-9.]{1,12}|nan|inf)(?:\s{1,12}(?:[0-9.]{1,12}|nan|inf)){0,12})"
 )
-_CLAIMED = re.compile(
-    r"Global step \d{1,12}: \{|'training_step': |\]\[PID \d|\b(?:step|rollout|perf|eval) \d{1,12}: \{|\bstep: ?\d{1,12} - |\|Loss: |elapsed time per iteration|number of nan iterations|\| consumed_tokens: |\| reduced_train_loss: |\A\s{0,8}•|iter time \(s\)| tps: |\| lm loss|\bStep \d{1,12} \| loss:"
+# Lines that a framework's own parser reads: told by a literal, or by a pattern where the literal alone is too common.
+_CLAIMED = (
+    "'training_step': ",
+    "][PID ",
+    "|Loss: ",
+    "elapsed time per iteration",
+    "number of nan iterations",
+    "| consumed_tokens: ",
+    "| reduced_train_loss: ",
+    "iter time (s): ",
+    " tps: ",
+    "| lm loss",
+)
+_CLAIMED_IF = (
+    ("Global step ", re.compile(r"Global step \d{1,12}: \{")),
+    (": {", re.compile(r"\b(?:step|rollout|perf|eval) \d{1,12}: \{")),
+    ("step:", re.compile(r"\bstep: ?\d{1,12} - ")),
+    ("| loss:", re.compile(r"\bStep \d{1,12} \| loss:")),
+    ("•", re.compile(r"\A\s{0,8}•")),
 )
 _RESULTS = re.compile(
     r"(?:eval_)?(?:loss|policy_loss|value_loss|kl_loss|nll_loss|aux_loss|kl|approx_kl|reward(?:_\w+)?(?:/.+)?|entropy|grad_norm|head_grad_norm|accuracy|token_accuracy|perplexity|response_length|logprob_diff|prob_diff|importance_ratio|frac_zero_std|clip_fraction)\Z"
@@ -110,6 +128,10 @@ def _framework(text: str) -> str | None:
     return None
 
 
+def _claimed(text: str) -> bool:
+    return any(literal in text for literal in _CLAIMED) or any(literal in text and pattern.search(text) for literal, pattern in _CLAIMED_IF)
+
+
 def _parse(line: Line, rows: Rows, context: Context) -> None:
     text = line.text
     if len(text) > 20_000:
@@ -120,7 +142,7 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
     if "box_loss" in text and "Epoch" in text and "=" not in text:
         _yolo(line, rows, context)
         return
-    if _CLAIMED.search(text):
+    if _claimed(text):
         return
     framework = _framework(text)
     if "{" in text:
@@ -189,6 +211,7 @@ def _tail(text: str) -> str:
     return text[cut + 2 :].lstrip(" :|-") if cut >= 0 else text
 
 
+@lru_cache(maxsize=20_000)
 def _is_result(key: str, framework: str | None) -> bool:
     name = reading(key, framework).name
     return _RESULTS.match(name) is not None or (
