@@ -92,7 +92,7 @@ def judge_nan(run: Run) -> Iterator[Finding]:
         return
     before = finite(line.value[:start])
     told: dict[str, Any] = {"before": short(before[-1]) if before else "-", "readings": count}
-    weight = 0.7 if count >= 3 else 0.6
+    weight = 0.8 if count >= 5 else 0.7 if count >= 3 else 0.6
     advantage = series(run, "reward_std", "advantage")
     first_bad = next((i for i, v in enumerate(advantage.value) if not math.isfinite(v)), None) if len(advantage) else None
     role = "root"

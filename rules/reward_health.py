@@ -36,6 +36,15 @@ def _at(line: Series, reference: Series, index: int) -> int | None:
     return index_at(line, reference.source[index], reference.line[index]) if len(line) and len(reference) else None
 
 
+def _gradient_died(run: Run, reward: Series, start: int) -> bool:
+    """The gradient norm fell to a hundredth or less together with the reward: the signal died, not the policy."""
+    grad = series(run, "grad_norm")
+    at = _at(grad, reward, start)
+    if at is None or at < 4:
+        return False
+    return median(grad.value[at + 1 : at + 20]) <= 0.01 * median(grad.value[max(0, at - 20) : at])
+
+
 def judge_dead(run: Run) -> Iterator[Finding]:
     """Reward 0 throughout or from one step on, constant reward, groups without spread: nothing to learn, and no error."""
     covers = ("Q1", "S7")
@@ -57,11 +66,11 @@ def judge_dead(run: Run) -> Iterator[Finding]:
     confirmed = no_spread is not None or full is not None or (not len(spread) and not len(share))
     if zero is not None and confirmed and not (rounded(run, reward.source[0]) and not len(spread)):
         start, count = zero
-        weight = 0.75 if count >= 12 else 0.62
+        weight = 0.78 if count >= 12 else 0.62
         before = finite(reward.value[:start])
         if len(before) >= 4 and abs(before[-1]) < 0.3 * max(abs(v) for v in before):
             weight = 0.45  # it faded away: what made it fade is the cause
-        elif not (no_spread or full):
+        elif not (no_spread or full or _gradient_died(run, reward, start)):
             weight -= 0.1 if not before else 0.04
         more = [(spread, i)] if (i := _at(spread, reward, start)) is not None else []
         yield found("series.reward-zero", "reward/reward-zero", reward, start, weight, covers, more, readings=count, total=len(reward))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Evidence, Finding
-from rules.statistics import Departure, departure, finite, leaves, looks_rounded, median
+from rules.statistics import Departure, beyond_past, departure, finite, leaves, looks_rounded, median
 
 if TYPE_CHECKING:
     from forensics.run import Run, Series
@@ -76,6 +76,10 @@ def departures(run: Run) -> dict[str, Departure | None]:
         known["entropy-down"] = leaves(entropy.value, up=False, floor=1e-3, relative=0.4) if len(entropy) else None
         length = series(run, "response_length")
         known["length-down"] = leaves(length.value, up=False, floor=4.0, relative=0.4) if len(length) else None
+        for name, line in (("loss", series(run, "loss")), ("reward-down", reward)):
+            spot = known[name]
+            if spot is not None and not beyond_past(line.value, spot):
+                known[name] = None
         run.series_departures = known  # type: ignore[attr-defined]
     return known
 

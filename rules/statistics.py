@@ -238,6 +238,20 @@ def leaves(values: Sequence[float], up: bool = True, floor: float = 0.0, relativ
     return departure(values, up=up, k=k, floor=floor, relative=relative) or turn(values, up=up, floor=floor, relative=max(relative, 0.12))
 
 
+def beyond_past(values: Sequence[float], spot: Departure, margin: float = 1.3) -> bool:
+    """The final level lies clearly beyond where the series had wandered in the third before the departure (or 20 readings).
+
+    Slow random wandering also leaves a running baseline; what it does not do is leave its own earlier range by far.
+    """
+    up = spot.final >= spot.baseline
+    past = finite(values[max(0, spot.index - max(20, spot.index // 3)) : spot.index])
+    if len(past) < 4:
+        return False
+    smooth = [median(past[max(0, i - 1) : i + 2]) for i in range(len(past))]
+    reach = quantile(smooth, 0.95) if up else quantile(smooth, 0.05)
+    return abs(spot.final - spot.baseline) > margin * abs(reach - spot.baseline)
+
+
 def spikes(values: Sequence[float], k: float = 10.0, relative: float = 0.5, window: int = 30) -> list[Spike]:
     """Excursions above the running level: beyond `k` noise widths and `relative` times the level, with what came after."""
     line, places = thin(values)
