@@ -27,7 +27,7 @@ _SAVE_START = re.compile(
     r"正在保存|开始保存|保存(?:模型|检查点|权重)"
 )
 _SAVE_END = re.compile(
-    r"\b[Ss]aved\b.{0,100}|\b[Cc]heckpoint\b.{0,80}\b(?:is ready now|saved|written)\b|\b(?:[Ff]inished|[Dd]one|[Cc]ompleted) (?:saving|writing)|\b[Ss]av(?:e|ing) (?:finished|done|completed?)\b|successfully saved|保存完成|已保存|保存成功"
+    r"(?<!to be )\b[Ss]aved\b|\b[Cc]heckpoint\b.{0,80}\b(?:is ready now|(?<!to be )saved|written)\b|\b(?:[Ff]inished|[Dd]one|[Cc]ompleted) (?:saving|writing)|\b[Ss]av(?:e|ing) (?:finished|done|completed?)\b|successfully saved|保存完成|已保存|保存成功"
 )
 _EVALUATE_START = re.compile(
     r"\b[Rr]unning (?:[Ee]valuation|[Vv]alidation|[Pp]rediction|eval\b|validation)|\b[Ss]tart(?:ing|ed)? (?:the )?(?:[Ee]valuat\w+|[Vv]alidat\w+)\b|"
