@@ -191,7 +191,13 @@ FORMS: tuple[Form, ...] = (
         _mce,
     ),
     _form("mce", "warning", "Machine check events logged", r"\[Hardware Error\]: Machine check events logged", logged=True),
-    _form("mce", "fatal", "EDAC MC", r"EDAC MC(?P<mc>\d+): (?P<count>\d+) UE [^\n]{0,120}?on (?P<dimm>\S{1,120})", uncorrected=True),
+    _form(
+        "mce",
+        "fatal",
+        ("EDAC MC", " UE memory"),
+        r"EDAC MC(?P<mc>\d+): (?P<count>\d+) UE [^\n]{0,120}?on (?P<dimm>\S{1,120})",
+        uncorrected=True,
+    ),
     _form("mce", "info", "EDAC MC", r"EDAC MC(?P<mc>\d+): (?P<count>\d+) CE [^\n]{0,120}?on (?P<dimm>\S{1,120})"),
     _form(
         "mce",
@@ -212,7 +218,7 @@ FORMS: tuple[Form, ...] = (
     _form(
         "aer",
         "info",
-        "PCIe Bus Error: severity=",
+        ("PCIe Bus Error: severity=", "severity=Uncorrect"),  # the rare kind apart from the flood
         rf"{BDF}: (?:AER: )?PCIe Bus Error: severity=(?P<severity>[A-Z][a-z]+(?: \((?:Non-)?Fatal\))?), type=(?P<type>[^,\n]{{1,40}})",
         _aer,
     ),

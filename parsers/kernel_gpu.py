@@ -72,6 +72,37 @@ AMD = regex.compile(
 )
 AMD_PLAIN = regex.compile(r"\[drm:amdgpu_job_timedout[^\]]{0,40}\]\s*\*ERROR\* ring (?P<ring>\S+) timeout")
 
+# Codes that can be causes: literals of their own, so that a storm of teardown lines does not thin them out.
+CAUSES = (
+    13,
+    31,
+    46,
+    48,
+    54,
+    57,
+    58,
+    62,
+    63,
+    64,
+    74,
+    79,
+    80,
+    94,
+    95,
+    109,
+    119,
+    120,
+    136,
+    140,
+    *range(143, 151),
+    158,
+    167,
+    171,
+    172,
+    173,
+    175,
+)
+
 
 def _xid(line: Line, rows: Rows, context: Context, found: regex.Match[str]) -> None:
     code = int(found["code"])
@@ -241,6 +272,7 @@ PARSER = LineParser(
     kind="kernel",
     triggers=(
         "Xid (",
+        *(f"): {code}, " for code in CAUSES),
         "detected NVSwitch ",
         "NVRM: API mismatch",
         "NVRM: The NVIDIA GPU ",
