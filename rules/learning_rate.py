@@ -63,16 +63,21 @@ def fit(steps: Sequence[float], rates: Sequence[float], total: float, warmup: fl
 
 
 def _jump(lr: Series) -> int | None:
-    """A rise to more than JUMP times the highest rate so far, after that rate had begun to fall or stood still for long."""
+    """Where the rate first passes its old peak on the way to JUMP times it, after it had begun to fall or stood still for long."""
     highest, since, falling = 0.0, 0, False
+    old, crossed = 0.0, -1
     for i, value in enumerate(lr.value):
         if not math.isfinite(value):
             continue
-        if highest and value > 1.5 * highest and (falling or since >= 20):
-            ahead = [v for v in lr.value[i : i + 40] if math.isfinite(v)]
-            if max(ahead) >= JUMP * highest:
-                return i
+        if crossed >= 0 and value >= JUMP * old:
+            return crossed
+        if crossed >= 0 and i - crossed > 200:
+            crossed = -1
         if value > highest * (1 + 1e-9):
+            if highest and crossed < 0 and (falling or since >= 20):
+                old, crossed = highest, i
+                if value >= JUMP * old:
+                    return i
             highest, since, falling = value, 0, False
         else:
             since += 1

@@ -95,8 +95,10 @@ def std(values: Sequence[float]) -> float:
     clean = finite(values)
     if len(clean) < 2:
         return 0.0
-    mean = math.fsum(clean) / len(clean)
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in clean) / len(clean))
+    scale = max(abs(v) for v in clean) or 1.0  # keeps the squares of extreme values finite
+    parts = [v / scale for v in clean]
+    mean = math.fsum(parts) / len(parts)
+    return scale * math.sqrt(math.fsum((v - mean) ** 2 for v in parts) / len(parts))
 
 
 def looks_rounded(values: Sequence[float], decimals: int = 3) -> bool:
