@@ -14,6 +14,7 @@ import parsers
 from forensics import blocks, join
 from forensics.clock import align
 from forensics.evidence import Evidence, Member, is_text
+from forensics.odd_stamps import finder
 from forensics.run import Run
 from forensics.scan import Matcher, Scan
 from forensics.tables import metric_frame, sample_frame
@@ -100,7 +101,7 @@ class Reader:
         info = member.info
         lines = member.head.text.splitlines()[:600]
         kinds = set(kinds_of(lines))
-        scan = Scan(self.matcher, rows, frozenset(kinds), survey(lines))
+        scan = Scan(self.matcher, rows, frozenset(kinds), survey(lines), find=finder(lines))
         with blocks.open_plain(member.real) as stream:
             scan.run(blocks.blocks(stream, on_error=rows.note), pool if info.size >= SMALL else None)
         info.lines = scan.lines

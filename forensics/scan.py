@@ -24,9 +24,11 @@ from parsers.base import Context, Event, Line, LineParser, Rows, Stamp
 from parsers.prefixes import Style, clean, strip
 from rules.base import Signature
 
-FLOOD = 4_000  # lines of one file per literal that are read one by one before thinning sets in
-READINGS = 60_000  # the same for literals of parsers that take readings from every line (metrics)
+FLOOD = 2_000  # lines of one file per literal that are read one by one before thinning sets in
+READINGS = 8_000  # the same for literals of parsers that take readings from every line (metrics)
 EDGE = 6  # lines per block, at each end, that are read of a sparse or flooding literal
+SPREAD = 48  # lines per block, evenly spread, that are read of readings past their limit
+TAIL = 16 << 20  # bytes at the end of a file in which readings are taken in full again: the crash is there
 KEPT = 120  # confirmed lines per signature and file that are kept, at each end
 TEXT = 32 << 10  # bytes of one segment that are looked at
 REACH = 64 << 10  # bytes around a block's edges that stay visible
@@ -76,7 +78,7 @@ class Matcher:
                     self.uses[at][1].append(number)
         self.sparse -= dense
         readings = {text.encode() for parser in self.parsers if parser.readings for text in parser.triggers}
-        self.limits = [READINGS if literal in readings else FLOOD for literal in self.literals]
+        self.readings = frozenset(number for number, literal in enumerate(self.literals) if literal in readings)
         self.patterns: dict[int, Any] = {}
         self.reduced: dict[frozenset[int], tuple[ahocorasick_rs.BytesAhoCorasick, list[int]]] = {}
 
@@ -91,7 +93,8 @@ class Matcher:
         automaton, kept = self._without(flooding)
         hits = [(kept[literal], start, end) for literal, start, end in automaton.find_matches_as_indexes(data, overlapping=True)]
         for literal in flooding:
-            hits.extend(_edges(data, self.literals[literal], literal))
+            pick = _spread if literal in self.readings else _edges
+            hits.extend(pick(data, self.literals[literal], literal))
         return hits
 
     def _without(self, flooding: frozenset[int]) -> tuple[ahocorasick_rs.BytesAhoCorasick, list[int]]:
@@ -139,7 +142,9 @@ class Scan:
     tried: int = 0
     stamped: int = 0
     before: bytes = b""
+    find: Callable[[str], Stamp | None] = find_stamp  # see forensics.odd_stamps
     flooding: frozenset[int] = frozenset()
+    size: int = 0  # bytes of the file, 0 where unknown (compressed)
 
     def run(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> None:
         """Read all blocks of the file."""
@@ -154,11 +159,14 @@ class Scan:
     def _searched(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> Iterator[tuple[Block, list[Hit], Block | None]]:
         """Each block with its hits and the block after it; with a pool, searched ahead on its threads (three in flight)."""
         waiting: deque[tuple[Block, Callable[[], list[Hit]]]] = deque()
+        sent = 0
         for block in blocks:
             if pool is None:
                 waiting.append((block, lambda data=block.data: self.matcher.search(data)))
             else:
-                waiting.append((block, pool.submit(self.matcher.search, block.data, self.flooding).result))
+                sent += len(block.data)
+                flooding = self.flooding - self.matcher.readings if self.size and self.size - sent < TAIL else self.flooding
+                waiting.append((block, pool.submit(self.matcher.search, block.data, flooding).result))
             if len(waiting) == 3:
                 done, result = waiting.popleft()
                 yield done, result(), waiting[0][0]
@@ -200,7 +208,10 @@ class Scan:
         thin = set()
         for literal, count in per_literal.items():
             self.counts[literal] += count
-            if (literal in self.matcher.sparse or self.counts[literal] > self.matcher.limits[literal]) and count > 2 * EDGE:
+            if literal in self.matcher.readings:
+                if self.counts[literal] > READINGS and literal not in self.flooding:
+                    self.flooding |= {literal}
+            elif (literal in self.matcher.sparse or self.counts[literal] > FLOOD) and count > 2 * EDGE:
                 thin.add(literal)
         if thin:
             self.flooding |= thin
@@ -298,7 +309,7 @@ class _Reader:
     def line(self, begin: int, end: int, number: int) -> Line:
         full = clean(self.block.data[begin : min(end, begin + TEXT)])
         line = self._prefixed(full, number)
-        line.stamp = find_stamp(full)
+        line.stamp = self.scan.find(full)
         if line.stamp is None:
             line.stamp, line.inherited = self.inherit(begin, number), True
             if line.stamp is None:
@@ -322,7 +333,7 @@ class _Reader:
             begin = data.rfind(b"\n", 0, end) + 1
             piece = data[begin : min(end, begin + 400)]
             if len(piece) > 7:
-                stamp = find_stamp(clean(piece))
+                stamp = scan.find(clean(piece))
                 if stamp is not None:
                     scan.carry, scan.carry_line = stamp, line
                     scan.stamped += 1
@@ -404,6 +415,17 @@ def _edges(data: bytes, literal: bytes, number: int) -> Iterator[Hit]:
         if end < 0:
             return
         yield number, end, end + len(literal)
+
+
+def _spread(data: bytes, literal: bytes, number: int) -> Iterator[Hit]:
+    """Occurrences of a literal spread evenly over the block."""
+    last = -1
+    for part in range(SPREAD):
+        at = data.find(literal, max(last + 1, part * len(data) // SPREAD))
+        if at < 0:
+            return
+        last = at
+        yield number, at, at + len(literal)
 
 
 def _integer(text: str | None) -> int | None:

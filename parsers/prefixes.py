@@ -69,16 +69,17 @@ _SYSLOG = re.compile(
     r" (?P<host>[A-Za-z0-9][\w.-]{0,80}) (?P<program>[\w./()@-]{1,60})(?:\[(?P<pid>[0-9]{1,9})\])?: "
 )
 # Words that stand before a colon at the start of ordinary lines; none is a host.
-_NO_HOSTS = frozenset(
-    """warning error info debug note fatal critical exception traceback srun slurmstepd sbatch slurmd salloc mpirun mpiexec prterun torchrun ray
-    accelerate deepspeed python python3 bash sh kernel nvrm docker file epoch step loss train training eval val validation test iteration iter rank
-    device model config args usage hint cause reason detail details message output input total time date host node task worker status path name type
-    value key result results avg mean max min lr reward kl entropy grad grad_norm perplexity accuracy seed prompt response question answer
-    assistant user system human what where data dataset tokenizer optimizer scheduler checkpoint version cuda nccl torch memory gpu cpu disk
-    downloading loading saving http https ftp s3 hdfs wandb tensorboard mlflow hf huggingface valueerror runtimeerror keyerror typeerror oserror
-    importerror assertionerror indexerror attributeerror filenotfounderror modulenotfounderror keyboardinterrupt userwarning futurewarning
-    deprecationwarning main""".split()
-)
+_COMMON = """
+warning error info debug note fatal critical exception traceback srun slurmstepd sbatch slurmd salloc mpirun mpiexec prterun torchrun
+ray accelerate deepspeed python python3 bash sh kernel nvrm docker file epoch step loss train training eval val validation test
+iteration iter rank device model config args usage hint cause reason detail details message output input total time date host node task
+worker status path name type value key result results avg mean max min lr reward kl entropy grad grad_norm perplexity accuracy seed
+prompt response question answer assistant user system human what where data dataset tokenizer optimizer scheduler checkpoint version
+cuda nccl torch memory gpu cpu disk downloading loading saving http https ftp s3 hdfs wandb tensorboard mlflow hf huggingface valueerror
+runtimeerror keyerror typeerror oserror importerror assertionerror indexerror attributeerror filenotfounderror modulenotfounderror
+keyboardinterrupt userwarning futurewarning deprecationwarning main
+"""
+_NO_HOSTS = frozenset(_COMMON.split())
 
 
 def clean(raw: bytes) -> str:
