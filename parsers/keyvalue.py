@@ -68,7 +68,7 @@ _RESULTS = re.compile(
 )
 _LOSSLIKE = re.compile(r"(?:\A|[_/ .-])(?:loss|reward|kl|entropy|acc|accuracy|ppl)(?:\Z|[_/ .-])|_loss\Z", re.IGNORECASE)
 _IDENTITY = re.compile(
-    r"(?i)\A(?:(?:local_|global_|node_)?rank|pid|tid|ip|port|seed|line|node|host|gpu|device|cuda|world_?size|num_gpus|version|v_num|id|worker|thread|exitcode|code|errno|sha|commit|size|shape|timeout|seqnum|numel|info|warning|error|debug|eta|at|in|total_steps|max_steps|[dptce]p|\S{1,70}\.(?:py|cc|cpp|cu|h))\Z"
+    r"(?i)\A(?:(?:local_|global_|node_)?rank|pid|tid|ip|port|seed|line|node|host|gpu|device|cuda|world_?size|num_gpus|version|v_num|id|worker|thread|exitcode|code|errno|sha|commit|size|shape|timeout|seqnum|numel|done|finished|after|took|info|warning|error|debug|eta|at|in|total_steps|max_steps|[dptce]p|\S{1,70}\.(?:py|cc|cpp|cu|h))\Z"
 )
 _PROSE = re.compile(
     r"(?i)\b(?:expected|should|must|warning|deprecated|please|default|argument|config|hint|if the|will be|set to|instead of|using|traceback|error)\b"
@@ -119,7 +119,7 @@ def _framework(text: str) -> str | None:
         return "modded-nanogpt"
     if "gnorm" in text and "num_updates" in text:
         return "fairseq"
-    if "Epoch: [" in text:
+    if "Epoch: [" in text or ("Time " in text and "Data " in text):
         return "imagenet"
     if "chosen_reward=" in text or "act_loss=" in text:
         return "openrlhf"
