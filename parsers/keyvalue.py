@@ -177,6 +177,8 @@ def _plain(line: Line, text: str, rows: Rows, context: Context, framework: str |
         return
     if step is None:
         step = fallback if fallback is not None else float(epoch[1]) if epoch is not None and keras is None else None
+    if line.rank is None and "alpha" not in text and (told := _RANK_IN_TEXT.search(text)):
+        line.rank = int(told[1])
     emit(line, rows, [(key, value) for key, value in pairs if reading(key, framework).name != "step"], step, framework)
     if framework and framework != "imagenet":
         once(context, rows, line, "framework", framework)
