@@ -155,7 +155,7 @@ def judge(run: Run) -> Iterable[Finding]:
         if later and role == "root":
             weight *= 0.85
         yield Finding(
-            f"nccl-{name}",
+            f"nccl.{name}",
             cause=cause,
             role=role,
             weight=weight,
@@ -181,7 +181,7 @@ def _cuda(run: Run, members: list[Event]) -> Iterable[Finding]:
         hits = [e for e in members if text in str(e.fields.get("body"))]
         if hits:
             yield Finding(
-                "nccl-cuda",
+                "nccl.cuda",
                 cause=cause,
                 weight=weight,
                 time=hits[0].time,

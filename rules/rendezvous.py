@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from parsers.base import Event
 
 COVERS = ("L4.1", "L4.4")
+NAMES = {"rendezvous_timeout": "rendezvous.timeout", "connect_timeout": "rendezvous.connect", "eaddrinuse": "rendezvous.port"}
 
 
 def judge(run: Run) -> Iterable[Finding]:
@@ -41,7 +42,7 @@ def _simple(run: Run, kind: str, cause: str, role: Role, weight: float) -> Itera
         quiet = sorted(h for h in known if h not in hosts)
         host = quiet[0] if len(quiet) == 1 and len(hosts) >= 1 else None
     yield Finding(
-        kind.replace("_", "-"),
+        NAMES[kind],
         cause=cause,
         role=role,
         weight=weight,
@@ -72,7 +73,7 @@ def _store(run: Run) -> Iterable[Finding]:
     first = events[0] if events else counted[0]
     short = joined < expected
     yield Finding(
-        "store-clients-missing" if short else "store-timeout",
+        "store.clients-missing" if short else "store.timeout",
         cause="comms/rendezvous-timeout",
         role="root" if short else "consequence",
         weight=0.62 if short else 0.4,
@@ -105,7 +106,7 @@ def _gloo(run: Run) -> Iterable[Finding]:
         ranks = []
     if not late:
         yield Finding(
-            "gloo-peer-closed",
+            "gloo.peer-closed",
             cause="comms/peer-lost",
             role="consequence",
             weight=0.3,
@@ -120,7 +121,7 @@ def _gloo(run: Run) -> Iterable[Finding]:
     seconds = first.fields.get("ms", 0) / 1000
     left = first.time - seconds if first.time is not None and not first.inherited and seconds else None
     yield Finding(
-        "gloo-timeout-missing" if ranks else "gloo-timeout",
+        "gloo.timeout-missing" if ranks else "gloo.timeout",
         cause="comms/collective-timeout",
         role="consequence",
         weight=0.42 if ranks else 0.35,
@@ -142,7 +143,7 @@ def _hccl(run: Run) -> Iterable[Finding]:
     waiting = {e.rank for e in events if e.rank is not None}
     ranks = [r for r in remote if r not in waiting]
     yield Finding(
-        "hccl-notify-timeout",
+        "hccl.notify",
         cause="comms/collective-timeout",
         role="consequence",
         weight=0.4,
