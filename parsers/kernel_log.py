@@ -48,7 +48,15 @@ def _boot(line: Line, rows: Rows, context: Context) -> bool:
         if not _is_banner(line, context):
             return True  # /proc/version in an environment dump
         if line.number - state.get("boot_line", -1000) > 50:
-            emit(line, rows, context, "boot", "warning", "", {"release": found["release"], "how": "banner", "first": line.number <= 3})
+            emit(
+                line,
+                rows,
+                context,
+                "boot",
+                "warning",
+                "",
+                {"release": found["release"], "how": "banner", "first": line.number <= 3 and not state.get("marked")},
+            )
         state["boot_line"] = line.number
         if line.stamp is not None and line.stamp.mono:
             state["mono"] = line.stamp.seconds
@@ -58,6 +66,9 @@ def _boot(line: Line, rows: Rows, context: Context) -> bool:
         rows.fact(line, "kernel.command_line", found["line"].strip())
         return True
     if REBOOT.search(line.text):
+        if any("Linux version " in below.text for below in context.following(12)):
+            context.state["marked"] = line.number > 1
+            return True  # the banner below has the boot's own time
         if line.number - context.state.get("boot_line", -1000) > 50:
             emit(line, rows, context, "boot", "warning", "", {"how": "marker", "first": line.number <= 1})
         context.state["boot_line"] = line.number

@@ -268,6 +268,14 @@ class View:
         )
 
 
+def missing(run: Run, rule: str, cause: str, covers: tuple[str, ...] = ()) -> list[Finding]:
+    """The finding of a rule that has no kernel log to read; empty where there is one (its silence is weak evidence, though)."""
+    if any("kernel" in info.kinds for info in run.files.values()):
+        return []
+    needs = "the kernel log of every node around the end of the run (dmesg -T or journalctl -k)"
+    return [Finding(rule, "undecided", cause, "context", 0.0, "info", needs=needs, covers=covers)]
+
+
 def view_of(run: Run) -> View:
     """The view of a run, made once and kept with it (its events do not change while rules run)."""
     kept = run.__dict__.get("_kernel_view")

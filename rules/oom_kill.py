@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Finding, Rule
-from rules.kernel_view import NEAR, View, ordered, view_of
+from rules.kernel_view import NEAR, View, missing, ordered, view_of
 
 if TYPE_CHECKING:
     from forensics.run import Run
@@ -27,6 +27,8 @@ SIGKILL = "SIGKILL"
 def judge(run: Run) -> Iterable[Finding]:
     """Findings `oom.*`."""
     kills = ordered(run.kind("oom_kill"))
+    if not kills:
+        yield from missing(run, "oom.missing", "infra/host-oom-kill")
     view = view_of(run)
     jobs = job_ids(run)
     ours: dict[str, list[tuple[Event, float]]] = defaultdict(list)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rules.base import Finding, Rule
 from rules.gpu_codes import Code, nvlink5, xid
-from rules.kernel_view import SETTLE, TOOLS, View, bursts, ordered, view_of
+from rules.kernel_view import SETTLE, TOOLS, View, bursts, missing, ordered, view_of
 
 if TYPE_CHECKING:
     from forensics.run import Run
@@ -34,6 +34,7 @@ def judge(run: Run) -> Iterable[Finding]:
     """Findings `xid.*`: one for each burst's root, one for each other cause in it, and one for what was set aside."""
     events = ordered([*run.kind("xid"), *run.kind("gpu_lost")])
     if not events:
+        yield from missing(run, "xid.missing", "infra/gpu-fell-off-bus")
         return
     view = view_of(run)
     usable, aside = _sort_out(view, events)

@@ -176,6 +176,8 @@ def test_boots() -> None:
     )
     assert [e.fields["how"] for e in read(later).events if e.kind == "boot"] == ["stamps restart"]
     assert one("\n" * 3 + "-- Reboot --", "boot").line == 4
+    journal = "Nov 02 10:01:55 n1 kernel: x\n-- Reboot --\nNov 02 10:07:12 n1 kernel: Linux version 5.15.0-1053-nvidia (buildd@lcy02) #54"
+    assert (one(journal, "boot").line, one(journal, "boot").fields["first"]) == (3, False)
     dump = read("Linux version 5.15.0-1053-nvidia (buildd@lcy02) #54\nCommand line: python train.py --lr 1e-4")
     assert [k for k, _, _ in dump.facts] == ["version.kernel"]
     assert not dump.events

@@ -364,3 +364,10 @@ def test_rules_hold_on_a_run_without_times() -> None:
         event.time = None
     for module in (xid, sxid, oom_kill, gpu_driver, host_faults, host_links):
         judged(module, run)
+
+
+def test_without_a_kernel_log_the_rules_say_what_is_needed() -> None:
+    run = make_run({}, **RUN)
+    for module in (xid, oom_kill):
+        (finding,) = judged(module, run)
+        assert (finding.outcome, "dmesg" in finding.needs) == ("undecided", True)
