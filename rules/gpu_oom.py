@@ -8,6 +8,7 @@ of allocated memory over at least six readings.  The hint about `max_split_size_
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Evidence, Finding, Rule
@@ -50,8 +51,8 @@ def _rising(run: Run) -> tuple[str, list[Evidence], float, float] | None:
         if len(values) < 6:
             continue
         tail = values[len(values) // 4 :]  # the beginning is warm-up
-        ups = sum(b > a for a, b in zip(tail, tail[1:], strict=False))
-        falls = sum(b < a * 0.98 for a, b in zip(tail, tail[1:], strict=False))
+        ups = sum(b > a for a, b in pairwise(tail))
+        falls = sum(b < a * 0.98 for a, b in pairwise(tail))
         if tail[-1] > 1.15 * tail[0] and ups >= 0.5 * (len(tail) - 1) and falls <= 0.1 * len(tail):
             return name, [series.evidence(0), series.evidence(len(series) - 1)], values[0], values[-1]
     return None
@@ -75,7 +76,7 @@ def _sampled_rise(run: Run) -> tuple[float, float] | None:
         tail = means[2:]
         total = part["memory_total"].drop_nulls()
         card = float(total[0]) if total.len() else max(values) * 1.1
-        if len(tail) >= 5 and all(b >= a - 0.005 * card for a, b in zip(tail, tail[1:], strict=False)) and tail[-1] - tail[0] > 0.2 * card:
+        if len(tail) >= 5 and all(b >= a - 0.005 * card for a, b in pairwise(tail)) and tail[-1] - tail[0] > 0.2 * card:
             return float(means[0]), float(means[-1])
     return None
 

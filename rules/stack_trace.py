@@ -48,6 +48,7 @@ REWARD_CALLERS = regex.compile(
 REWARD_FILES = regex.compile(
     r"math_verify|latex2sympy|/reward[\w-]*(?:/|\.py)|_reward\w*\.py|/(?:\w+_)?(?:verifier|grader|reward_score|rewards?)\w*(?:/|\.py)"
 )
+TRACKERS = regex.compile(r"/(?:wandb|mlflow|swanlab|comet_ml|clearml|neptune|aim|trackio)/|api\.wandb\.ai|comet\.com|swanlab\.cn|clear\.ml")
 # Where a process waits for the others: an error raised there says that somebody else did not come.
 WAITING = frozenset(
     [
@@ -94,6 +95,10 @@ def _files(event: Event) -> str:
     return " ".join(str(f["file"]) for f in event.fields.get("frames") or [])
 
 
+def _tracker(event: Event) -> bool:
+    return TRACKERS.search(_files(event)) is not None or TRACKERS.search(str(event.fields.get("message", ""))) is not None
+
+
 def _functions(event: Event) -> list[str]:
     return [str(f["func"]) for f in event.fields.get("frames") or []]
 
@@ -123,6 +128,8 @@ def by_frames(event: Event) -> tuple[str, str, float] | None:
         )
     ):
         return "stack-trace.reward", "reward/reward-function-exception", 0.72
+    if _tracker(event) and regex.search(r"[Cc]onnect|Timeout|SSL|Comm|Network|HTTP", name + " " + message[:200]):
+        return "stack-trace.tracker", "infra/hub-unreachable", 0.55
     if name in IMPORTS:
         return "stack-trace.import", "infra/library-incompatibility", 0.6
     if "_dynamo/" in files or "_inductor/" in files or "torchinductor" in files:
@@ -180,6 +187,8 @@ def _judge(run: Run) -> Iterator[Finding]:
         name = short_type(str(event.fields.get("type", "")))
         if is_launcher(event) or name in VICTIMS or not name or event.fields.get("group"):
             continue
+        if _tracker(event) and not (event.fields.get("user_frame") or {}).get("user"):
+            continue  # the experiment tracker's own thread: training does not need it
         if event.fields.get("ignored") and not REWARD_FILES.search(_files(event)):
             continue
         if went_on(run, event) and not ended_badly(run, event):
@@ -263,7 +272,8 @@ def _classify(run: Run, event: Event, group: list[Event]) -> Iterator[Finding]:
         return
     told = by_frames(event)
     reward = told is not None and told[1].startswith("reward/")
-    if known & {"root", "consequence", "symptom"} and not reward:
+    kernel = told is not None and told[0] == "stack-trace.attention" and "root" not in known
+    if known & {"root", "consequence", "symptom"} and not reward and not kernel:
         return  # a signature says it better
     if any(e.source == event.source and event.line <= e.line <= (event.end_line or event.line) for e in run.kind("gpu_oom")):
         return

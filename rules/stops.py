@@ -63,9 +63,12 @@ def _places(events: list[Event]) -> list[Evidence]:
 
 
 def _silent(run: Run, stop: Event) -> float:
-    """Seconds without progress before a stop; 0 where unknown."""
-    if stop.time is None or run.last_progress is None:
+    """Seconds without progress before a stop; 0 where unknown or not told by stamps."""
+    if stop.time is None or run.last_progress is None or run.last_progress_at is None:
         return 0.0
+    info = run.files.get(run.last_progress_at.file)
+    if info is None or info.stamped < max(5, 0.02 * info.lines):
+        return 0.0  # progress lines without stamps of their own borrow old ones
     return max(0.0, stop.time - run.last_progress)
 
 

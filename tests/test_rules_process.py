@@ -292,3 +292,25 @@ def test_full_disk_behind_a_writer_error(tmp_path: Path) -> None:
 def test_finished_run_says_so(tmp_path: Path) -> None:
     _, findings = judged(tmp_path, train__log=STEPS + "2026-03-01 10:01:00,000 INFO Training finished.\n")
     assert any(f.role == "done" and f.outcome == "found" for f in findings)
+
+
+def test_trackers_own_thread_is_not_the_failure(tmp_path: Path) -> None:
+    text = STEPS + trace(
+        "requests.exceptions.SSLError",
+        "HTTPSConnectionPool(host='api.wandb.ai', port=443): Max retries exceeded",
+        (LIB + "wandb/sdk/internal/sender.py", 90, "send"),
+        (LIB + "requests/adapters.py", 513, "send"),
+    )
+    _, findings = judged(tmp_path, train__log=text)
+    assert not [cause for cause in causes(findings) if cause != "none/healthy"]
+
+
+def test_attention_frames_under_an_illegal_access(tmp_path: Path) -> None:
+    text = STEPS + trace(
+        "RuntimeError",
+        "CUDA error: an illegal memory access was encountered",
+        ("/home/u/model.py", 203, "forward"),
+        (LIB + "flash_attn/flash_attn_interface.py", 925, "forward"),
+    )
+    _, findings = judged(tmp_path, train__log=text)
+    assert causes(findings).get("model/attention-kernel", 0) >= 0.5
