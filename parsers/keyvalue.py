@@ -83,16 +83,21 @@ def _pairs(text: str) -> list[tuple[str, float]]:
     for match in _PAIR.finditer(text):
         key = match[1].strip()
         value = number(match[2] + (match[3] or "") if match[3] in ("K", "M", "B") else match[2])
-        if value is None or _IDENTITY.match(key) or len(found) > 200:
+        if value is None or _IDENTITY.match(key) or len(found) > 200 or _summary(text, match.start()):
             continue
         found.setdefault(key, value * 0.001 if match[3] == "ms" and key not in ("train_time", "step_avg", "time") else value)
     for match in _SPACED.finditer(text):
         key, value = match[1], number(match[2])
-        if value is None or len(found) > 200 or _IDENTITY.match(key):
+        if value is None or len(found) > 200 or _IDENTITY.match(key) or _summary(text, match.start()):
             continue
         if "/" in key or "_" in key or reading(key).known or key in _SHORT:
             found.setdefault(key, value)
     return list(found.items())
+
+
+def _summary(text: str, at: int) -> bool:
+    """`best loss 1.2`, `final loss 1.1`: a summary of readings, not one of them."""
+    return text[max(0, at - 8) : at].lower().endswith(("best ", "final ", "lowest ", "minimum ", "target "))
 
 
 def _step(text: str) -> tuple[float | None, float | None]:

@@ -19,7 +19,8 @@ _NOT_RESUMED = re.compile(
 )
 _STOPPED = re.compile(r"Trainer\.fit`? stopped: `?(max_\w{1,20}=\S{1,20}?)`? reached")
 _DONE = re.compile(
-    r"(?i)\A\W{0,20}(?:.{0,120}(?:- |\] |: |\| |>> ))?\W{0,8}(training (?:is )?(?:completed?|finished|done)(?: successfully)?|finished training|training complete|done training)\W{0,8}(?:\Z|in |after |at |\()"
+    r"(?i)\A\W{0,20}(?:.{0,120}(?:- |\] |: |\| |>> ))?\W{0,8}(training (?:is )?(?:completed?|finished|done)(?: successfully)?|finished training|training complete|done training)\W{0,8}(?:\Z|in |after |at |\(|\d{1,12} (?:global )?(?:steps|iterations|epochs)\b)"
+    r"|\b(?:done|finished|completed)[:,]? (?:all )?\d{1,12} (?:training )?(?:steps|iterations|epochs)\b(?!/)"
 )
 _WORLD = re.compile(
     r"(?i)\bworld[ _]?size\s?[:=]\s?(\d{1,7})\b|Starting with (\d{1,7}) processes|dist_world_size\s?=\s?(\d{1,7})|using world size: (\d{1,7})"
@@ -75,7 +76,7 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
             rows.event(line, "run_end", fields={"reason": match[1]})
             once(context, rows, line, "framework", "lightning")
             return
-    if "raining" in text and _DONE.search(text) is not None:
+    if ("raining" in text or "done: " in text) and _DONE.search(text) is not None:
         rows.event(line, "run_end", fields={"reason": "training completed"})
         return
     if (
@@ -100,6 +101,7 @@ PARSER = LineParser(
         "raining is done",
         "raining done",
         "inished training",
+        "done: ",
         "aving model checkpoint to",
         "aving checkpoint",
         "aved checkpoint",

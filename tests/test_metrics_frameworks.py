@@ -392,6 +392,7 @@ def test_ultralytics_rows_under_their_header():
         "RuntimeError: expected loss: 1 but got 2 in the default config",
         "INFO 06-12 09:30:00 metrics.py:295] Avg prompt throughput: 12.3 tokens/s, Avg generation throughput: 456.7 tokens/s, Running: 5 reqs",
         "value_loss_coef: 0.5",
+        "training finished: 701 steps, final loss 4.0801",
         "Processed prompts: 100%|##########| 8/8 [00:01<00:00,  5.10it/s, est. speed input: 100.00 toks/s, output: 200.00 toks/s]",
         "node-0:123:456 [0] NCCL INFO Channel 00/0 : 15[7] -> 0[0] [receive] via NET/IB/0/GDRDMA",
         '  File "/x/loss.py", line 12, in loss',
@@ -441,6 +442,8 @@ def test_training_bars_and_others():
         ("Setting global step to 80", "resume", None),
         ("Restored all states from the checkpoint at /x/epoch=3-step=400.ckpt", "resume", 400),
         ("Training completed.", "run_end", None),
+        ("training finished: 701 steps, final loss 4.0801", "run_end", None),
+        ("[rank 0] INFO train: done: 2353 steps, best loss 7.6724", "run_end", None),
         ("2026-01-02 03:04:05 - INFO - Training finished", "run_end", None),
     ],
 )
