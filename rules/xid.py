@@ -284,7 +284,9 @@ def _program(view: View, burst: list[Event], repeated: dict[Place, list[Event]],
         )
         return
     # One program error can trip the same code on many GPUs at once; the program's own log says what it was.
-    weight = 0.45 if len(history) == REPEATS - 1 and not elsewhere else 0.3
+    # A program that says nothing itself, or a second process on the same GPU, leaves the card more suspect.
+    silent = not view.run.kind("traceback")
+    weight = 0.45 if silent or (len(history) == REPEATS - 1 and not elsewhere) else 0.3
     yield view.finding("xid.program", program, entry.cause, "consequence", weight, facts=facts, rank=_rank(view, first, first.pid))
 
 

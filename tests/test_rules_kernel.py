@@ -88,8 +88,13 @@ def test_nonfatal_nvlink5_counts_only_where_it_killed_channels() -> None:
 
 def test_program_code_is_no_hardware_unless_one_gpu_repeats_it() -> None:
     fault = "0000:db:00): 31, pid={}, name=python3, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_10 faulted @ 0x7fd7_90743000."
-    once = found(judged(xid, make_run({"dmesg.txt": xids("12:00:05", fault.format(9))}, **RUN)))
-    assert [(f.role, f.weight <= 0.3) for f in once] == [("consequence", True)]
+    error = Event(
+        "traceback", "train.log", 9, "RuntimeError: CUDA error: an illegal memory access was encountered", time=at(DAY + "12:00:06")
+    )
+    once = found(judged(xid, make_run({"dmesg.txt": xids("12:00:05", fault.format(9))}, events=[error], **RUN)))
+    assert [(f.role, f.weight) for f in once] == [("consequence", 0.3)]
+    silent = found(judged(xid, make_run({"dmesg.txt": xids("12:00:05", fault.format(9))}, **RUN)))
+    assert [(f.role, f.weight) for f in silent] == [("consequence", 0.45)]
     times = ("10:20:00", "11:00:00", "12:00:05")
     again = "\n".join(xids(time, fault.format(pid)) for pid, time in enumerate(times, 100))
     (root,) = [f for f in found(judged(xid, make_run({"dmesg.txt": again}, **RUN))) if f.role == "root"]
