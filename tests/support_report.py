@@ -79,7 +79,7 @@ def lost_gpu(world: int = 8, extra: str = "") -> PostMortem:
             {"do": {"en": "Check slot, riser and power cables.", "zh": "检查插槽、转接卡与供电线。"}, "verify": "sudo lspci -vvv -s 91:00.0 | grep -E 'LnkSta|UESta'", "why": {"en": "Fatal PCIe errors came from the port above.", "zh": "上游端口报了致命 PCIe 错误。"}},
         ],
         "advice": {"restart": "without-host", "exclude_hosts": [host], "why": {"en": "Nothing in the run itself failed.", "zh": "训练本身没有问题。"}},
-        "redactions": {"email": 2, "home": 5},
+        "redactions": {"email": 2, "user": 5},
     }  # fmt: skip
     facts["verdict"]["culprit"]["gpu"] = gpu
     page = Page(

@@ -15,7 +15,7 @@ from forensics.report.view import View
 
 # Lane -> canonical metric names shown in it, in the order of the plot.
 METRIC_LANES: dict[str, tuple[str, ...]] = {
-    "loss": ("loss", "policy_loss", "value_loss"),
+    "loss": ("loss", "policy_loss", "value_loss", "eval_loss"),
     "grad_norm": ("grad_norm",),
     "reward": ("reward", "reward_chosen", "reward_rejected"),
     "reward_std": ("reward_std",),
@@ -32,7 +32,7 @@ SEVERITY = {"fatal": 0, "error": 1, "warning": 2, "info": 3, "debug": 4}
 
 CURVE_POINTS = 1500  # points drawn of one curve
 CURVES = 8  # curves in one lane
-EXTRA_LANES = 4  # metrics outside METRIC_LANES that get a lane of their own
+EXTRA_LANES = 6  # metrics outside METRIC_LANES that get a lane of their own
 GPUS = 16  # GPUs drawn
 MARKS = 400
 Row = tuple[str, Sequence[float | None], Sequence[float | None], Sequence[float | None]]  # label, x, value, step
@@ -69,7 +69,8 @@ def payload(view: View) -> dict[str, Any]:
     """Everything the page's script needs to draw, JSON-ready; `lanes` is empty where there is nothing to draw."""
     page, w = view.page, view.words
     timed = any(_known(c.time) for c in page.curves) or any(_known(track.time) for track in page.tracks)
-    by_step = not timed and any(_known(c.step) for c in page.curves)
+    unresolved = not page.tracks and bool(page.curves) and all(_distinct(c.time) <= 2 < len(c.time) for c in page.curves)
+    by_step = (not timed or unresolved) and any(_known(c.step) for c in page.curves)
     curves, skipped_metrics = _metric_lanes(page.curves)
     tracks = _choose(page.tracks)
     lanes: list[tuple[str, str, str, list[Row]]] = []
@@ -78,7 +79,7 @@ def payload(view: View) -> dict[str, Any]:
         for curve in members:
             label = curve.name if curve.rank is None else f"{curve.name} · {w('window.rank')} {curve.rank}"
             rows.append((label, curve.step if by_step else curve.time, curve.value, curve.step))
-        lanes.append((name, w.get(f"lane.{name}", t.visible(name, 40)), "", rows))
+        lanes.append((name, w.get(f"lane.{name}", t.visible(name.replace("_", " "), 40)), "", rows))
     if not by_step:
         for name, unit in TRACK_LANES:
             rows = []
@@ -90,11 +91,12 @@ def payload(view: View) -> dict[str, Any]:
                     rows.append((f"{track.host or ''} GPU {track.gpu}".strip(), track.time, values, ()))
             if rows:
                 lanes.append((name, w(f"lane.{name}"), unit, rows))
-    limit = max(60, min(CURVE_POINTS, TOTAL_POINTS // max(1, sum(len(rows) for *_, rows in lanes))))
+    moved = 0
     ended = page.ended if page.ended is not None else (page.last.time if page.last else None)
+    limit = max(60, min(CURVE_POINTS, TOTAL_POINTS // max(1, sum(len(rows) for *_, rows in lanes))))
     failure = page.first_failure
     anchor = max((x for x in (ended, failure) if x is not None), default=math.inf)
-    after = anchor - 300 if timed else math.inf
+    after = anchor - 300 if timed and not by_step else math.inf
     out_lanes = []
     total = kept = 0
     culprits = {f"{track.host or ''} GPU {track.gpu}".strip() for track in tracks if track.culprit}
@@ -104,6 +106,8 @@ def payload(view: View) -> dict[str, Any]:
             x, y, s = _columns(xs, ys, steps)
             if not len(x):
                 continue
+            if not by_step:
+                moved += spread(x, ended)
             index = thin(x, y, limit, after)
             total += len(x)
             kept += len(index)
@@ -129,6 +133,8 @@ def payload(view: View) -> dict[str, Any]:
         notes.append(w("window.left_out", what="; ".join(left)))
     if by_step:
         notes.append(w("window.by_step"))
+    elif moved:
+        notes.append(w("window.spread"))
     return {
         "axis": "step" if by_step else "time",
         "zone": 0 if by_step else _ms(page.zone * 3600),
@@ -139,6 +145,34 @@ def payload(view: View) -> dict[str, Any]:
         "thinned": kept < total,
         "notes": notes,
     }
+
+
+def spread(x: np.ndarray, ended: float | None) -> int:
+    """Spread readings that share one time (they inherited it from a line above) evenly up to the next time; returns how many moved.
+
+    `x` ascending, changed in place.  The last group goes up to `ended`, and never farther than the average gap before it.
+    """
+    if len(x) < 2:
+        return 0
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(x) > 0]))
+    sizes = np.diff(np.concatenate([starts, [len(x)]]))
+    if (sizes == 1).all():
+        return 0
+    marks = x[starts]
+    last = float(marks[-1])
+    if ended is not None and ended > last:
+        gap = float(np.mean(np.diff(marks))) * sizes[-1] if len(marks) > 1 else ended - last
+        last += min(ended - last, gap)
+    moved = 0
+    for start, size, here, there in zip(starts.tolist(), sizes.tolist(), marks.tolist(), [*marks[1:].tolist(), last], strict=True):
+        if size > 1:
+            x[start : start + size] = np.linspace(here, there, size, endpoint=False)
+            moved += size - 1
+    return moved
+
+
+def _distinct(values: Sequence[float | None]) -> int:
+    return len({v for v in values if v is not None})
 
 
 def _known(values: Iterable[float | None]) -> bool:

@@ -24,6 +24,7 @@ class Quote:
     line: int
     text: str
     time: str = ""
+    note: str = ""  # what was read from the line, where that is not in its words
     around: list[tuple[int, str, bool]] = field(default_factory=list)
 
     @property
@@ -38,8 +39,8 @@ class Event:
     kind: str
     label: str
     title: str
+    says: str
     offset: str
-    time: str
     rank: str
     quote: Quote | None
 
@@ -75,6 +76,7 @@ class View:
         self.advice = _dict(self.facts.get("advice"))
         self.first = _dict(self.verdict.get("first_failure"))
         layer = str(self.verdict.get("layer") or "unknown")
+        self.zone = self.page.zone or None  # None: times are shown in the zone they were written with
         self.layer = layer if layer in (*LAYERS, "none") else "unknown"
 
     # the first screen
@@ -106,7 +108,7 @@ class View:
 
     @property
     def when(self) -> str:
-        return t.clock(self.first.get("time") or self.page.first_failure, self.page.zone if self.page.zone else None)
+        return t.clock(self.first.get("time") or self.page.first_failure, self.zone)
 
     @property
     def where(self) -> str:
@@ -162,7 +164,7 @@ class View:
         """Start and end, world size, hosts, last step, exit: what is known of the run, in that order."""
         w, run = self.words, self.run
         out = []
-        start, end = t.clock(run.get("started")), t.clock(run.get("ended"))
+        start, end = t.clock(run.get("started"), self.zone), t.clock(run.get("ended"), self.zone)
         if start or end:
             same = start[:10] == end[:10] and start[19:] == end[19:]
             out.append(f"{start[:19]} – {end[11:] if same else end}" if start and end else start or end)
@@ -198,7 +200,12 @@ class View:
             return None
         file, line = str(item["file"]), _int(item.get("line"))
         around = [(n, t.visible(text), n == line) for n, text in self.page.context.get(f"{file}:{line}", [])]
-        return Quote(t.visible(file, 200), line, t.visible(str(item.get("text") or "")), t.clock(item.get("time")), around)
+        shown, note = t.visible(str(item.get("text") or "")), ""
+        raw = next((text for _, text, here in around if here), "").strip()
+        if raw and shown.rstrip("…") not in raw:
+            # A reading ("loss = 0") was cited: the line itself is the evidence.
+            shown, note = raw, shown
+        return Quote(t.visible(file, 200), line, shown, t.clock(item.get("time"), self.zone), note, around)
 
     def strongest(self) -> list[Quote]:
         """At most three different lines, best first."""
@@ -217,7 +224,10 @@ class View:
     # the story
 
     def story(self) -> list[Event]:
-        """Last healthy step, then the chain in order of time with the root first, then the last line."""
+        """The chain in order of time with the root first, between the last healthy step and the last line.
+
+        Where steps went on after the root (a silent failure), the last step stands behind it and is not called healthy.
+        """
         chain = [_dict(item) for item in self.verdict.get("chain") or []]
         roots = [c for c in chain if c.get("role") == "root"]
         rest = sorted(
@@ -226,27 +236,35 @@ class View:
         zero = next((_seconds(c.get("time")) for c in roots if c.get("time")), None)
         if zero is None:
             zero = _seconds(self.first.get("time")) or self.page.first_failure
-        out = []
-        if self.page.healthy is not None:
+        out = [self._link(item, zero) for item in [*roots, *rest][:60]]
+        healthy = self.page.healthy
+        if healthy is not None:
+            after = bool(roots) and _after(healthy, roots[0], zero)
+            key = "step" if after else "healthy"
             step = self.page.healthy_step
-            label = self.words("story.healthy_n", step=t.number(step)) if step is not None else self.words("story.healthy")
-            out.append(self._event("healthy", label, "", self.page.healthy, zero))
-        for item in [*roots, *rest][:60]:
-            role = str(item.get("role") or "symptom")
-            role = role if role in ("root", "consequence", "symptom") else "symptom"
-            title = t.visible(str(item.get("title") or self.cause(item.get("cause"))), 200)
-            out.append(self._event(role, self.words(f"story.{role}"), title, item, zero))
+            label = self.words(f"story.{key}_n", step=t.number(step)) if step is not None else self.words(f"story.{key}")
+            at = 0
+            if after:
+                at = len(roots) + sum(healthy.time is not None and (_seconds(c.get("time")) or float("inf")) < healthy.time for c in rest)
+            out.insert(at, self._event(key, label, "", "", healthy, zero))
         if self.page.last is not None:
-            out.append(self._event("last", self.words("story.last"), "", self.page.last, zero))
+            out.append(self._event("last", self.words("story.last"), "", "", self.page.last, zero))
         return out
 
-    def _event(self, kind: str, label: str, title: str, item: Any, zero: float | None) -> Event:
+    def _link(self, item: dict[str, Any], zero: float | None) -> Event:
+        role = str(item.get("role") or "symptom")
+        role = role if role in ("root", "consequence", "symptom") else "symptom"
+        title = t.visible(str(item.get("title") or self.cause(item.get("cause"))), 200)
+        says = t.visible(str(item.get("says") or ""), 400)
+        return self._event(role, self.words(f"story.{role}"), title, says if says != title else "", item, zero)
+
+    def _event(self, kind: str, label: str, title: str, says: str, item: Any, zero: float | None) -> Event:
         time = item.time if isinstance(item, Cited) else item.get("time")
         rank = None if isinstance(item, Cited) else item.get("rank")
         seconds = _seconds(time)
         gap = t.offset(seconds - zero) if seconds is not None and zero is not None else ""
         shown = self.words("sentence.rank", rank=rank) if rank is not None else ""
-        return Event(kind, label, title, gap, t.clock(time), shown, self.quote(item))
+        return Event(kind, label, title, says, gap, shown, self.quote(item))
 
     def text(self, value: Any) -> str:
         """A text of the page part in this language."""
@@ -352,3 +370,10 @@ def _int(value: Any) -> int:
 def _seconds(value: Any) -> float | None:
     stamp = t.moment(value)
     return None if stamp is None else stamp.timestamp()
+
+
+def _after(healthy: Cited, root: dict[str, Any], zero: float | None) -> bool:
+    """Whether a step was made after the root: by time, or by line where both stand in one file."""
+    if healthy.file == root.get("file"):
+        return healthy.line > _int(root.get("line"))
+    return healthy.time is not None and zero is not None and healthy.time > zero
