@@ -40,6 +40,12 @@ def compression(head: bytes) -> str:
     return next((name for magic, name in MAGIC if head.startswith(magic)), "")
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether the file's first bytes are those of a compression that is read here."""
+    with path.open("rb") as raw:
+        return bool(compression(raw.read(8)))
+
+
 def open_plain(path: Path, limit_ratio: int = MAX_RATIO) -> io.BufferedIOBase:
     """A binary stream of the file's content, decompressed where its first bytes say so."""
     raw = path.open("rb")

@@ -165,6 +165,7 @@ def _signature(entry: dict[str, Any], path: Path) -> Signature:
             hits=tuple(entry.get("hits", ())),
             near_misses=tuple(entry.get("near_misses", ())),
             pack=path.stem,
+            own=path.is_relative_to(RULES),
         )
     except (KeyError, TypeError) as error:
         raise PackError(f"{path}: {name}: {error} is missing or of the wrong kind") from error

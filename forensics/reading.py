@@ -18,6 +18,7 @@ from forensics.odd_stamps import finder
 from forensics.run import Run
 from forensics.scan import Matcher, Scan
 from forensics.tables import metric_frame, sample_frame
+from parsers.anchors import edges
 from parsers.base import FileParser, Rows, Source
 from parsers.prefixes import survey
 from rules.base import Signature
@@ -104,6 +105,7 @@ class Reader:
         scan = Scan(self.matcher, rows, frozenset(kinds), survey(lines), find=finder(lines))
         with blocks.open_plain(member.real) as stream:
             scan.run(blocks.blocks(stream, on_error=rows.note), pool if info.size >= SMALL else None)
+        edges(rows, member.head.text, scan.carry, scan.carry_line, scan.find)
         info.lines = scan.lines
         info.stamped = scan.stamped
         kinds.update(kind for kind, count in scan.seen_kinds.items() if count)

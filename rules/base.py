@@ -96,3 +96,4 @@ class Signature:
     hits: tuple[str, ...]
     near_misses: tuple[str, ...]
     pack: str = ""
+    own: bool = False  # of the project's own packs, whose patterns are linted in CI
