@@ -111,6 +111,8 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
     if SUMMARY in text:
         _summary(line, rows, context)
         return
+    at = max(text.find("out of memory"), 0)
+    text = text[max(0, at - 300) : at + 4000]
     if "|" in text[:3] or regex.search(r'^\s*(?:raise |except|if |#|print\(|"")', text):
         return  # a table or source code
     exact = TRIED.search(text) is not None

@@ -207,6 +207,7 @@ def _judge(run: Run) -> Iterator[Finding]:
         open_ones.append(event)
     originals = [e for e in open_ones if not e.fields.get("copy")] or open_ones
     if not originals:
+        yield from _bare(run)
         return
     first = originals[0]
     same = [
@@ -218,6 +219,22 @@ def _judge(run: Run) -> Iterator[Finding]:
     for event in _distinct(originals)[:12]:
         group = [e for e in originals if _same(e, event)]
         yield from _classify(run, event, group)
+
+
+def _bare(run: Run) -> Iterator[Finding]:
+    """The first exception line of a log that holds no traceback (excerpts, cut files): weaker, and only if nothing else reads it."""
+    for event in sorted(run.kind("exception"), key=order):
+        name = short_type(str(event.fields.get("type", "")))
+        if name in VICTIMS or "Warning" in name or went_on(run, event) or _tracker(event):
+            continue
+        if not roles(run, event) and not MATMUL.search(event.text):
+            for finding_ in _classify(run, event, [event]):
+                finding_.weight = min(finding_.weight, 0.38)
+                yield finding_
+            return
+        if MATMUL.search(event.text):
+            yield from _classify(run, event, [event])
+            return
 
 
 def _one_of_many(run: Run, group: list[Event]) -> bool:

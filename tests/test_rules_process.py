@@ -314,3 +314,8 @@ def test_attention_frames_under_an_illegal_access(tmp_path: Path) -> None:
     )
     _, findings = judged(tmp_path, train__log=text)
     assert causes(findings).get("model/attention-kernel", 0) >= 0.5
+
+
+def test_an_exception_line_alone_is_weak_evidence(tmp_path: Path) -> None:
+    _, findings = judged(tmp_path, train__log=STEPS + "ValueError: unknown pooling mode\n")
+    assert 0.2 < causes(findings).get("training/code-exception", 0) < 0.45
