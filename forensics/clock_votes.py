@@ -399,6 +399,7 @@ def group_of(source: str, form: str, row: Rows, info: FileInfo | None) -> tuple[
         return "host", host
     if form in PRINTED_DATES and not any(metric.stamp is not None and dates.base(metric.stamp.form) == form for metric in row.metrics):
         own = [event for event in row.events if event.stamp is not None and not event.inherited and dates.base(event.stamp.form) == form]
+        own = [event for event in own if event.fields.get("what") != "edge"]
         if own and all(event.kind in ("slurm", "clock") or (event.stamp is not None and event.stamp.form.endswith("~")) for event in own):
             return "host", host
     return "train", host

@@ -1,6 +1,6 @@
 """Lines that tell two clocks at once, or the beginning of a clock: what forensics.clock joins the sources by.
 
-Events of kind `clock`, severity debug, with fields: `what` (audit, rtc, lustre, mce, pair, boot, date), `epoch` (Unix
+Events of kind `clock`, severity debug, with fields: `what` (audit, rtc, lustre, mce, pair, boot, date, edge), `epoch` (Unix
 seconds in the text), `mono` (seconds since boot on the same line).  Formats: kernel audit, rtc, Lustre and machine-check
 bodies; rsyslog and journalctl lines that carry the kernel's own stamp; `date` lines that job scripts print.
 """
@@ -8,9 +8,11 @@ bodies; rsyslog and journalctl lines that carry the kernel's own stamp; `date` l
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from forensics.stamps import find_stamp, find_stamps
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, Stamp
+from parsers.prefixes import clean
 
 BODY = frozenset(("audit", "rtc", "lustre", "mce"))
 _BANNER = re.compile(r"(?:\]|: |^|\d\d:\d\d )\s?Linux version \d{1,2}\.\d{1,3}")
@@ -45,6 +47,21 @@ def parse_date(line: Line, rows: Rows, context: Context) -> None:
     stamp = find_stamp(line.full)
     if stamp is not None and (stamp.form.endswith("~") or _DATED.search(line.full[:120])):
         rows.event(line, "clock", "debug", fields={"what": "date"})
+
+
+def edges(rows: Rows, head: str, last: Stamp | None, last_line: int, find: Callable[[str], Stamp | None]) -> None:
+    """Add `clock` events (what = edge) for the first and the last stamp of a file, so that its span is known without any event.
+
+    head: the beginning of the text; last, last_line: the last stamp the reader came across.  Times inside sentences do not count.
+    """
+    for number, text in enumerate(head.split("\n")[:400], 1):
+        segment = clean(text[:400].rpartition("\r")[2].encode("utf-8", "replace"))
+        stamp = find(segment) if segment else None
+        if stamp is not None and not stamp.form.endswith("~"):
+            rows.event(Line(rows.source, number, segment, segment, stamp=stamp), "clock", "debug", fields={"what": "edge"})
+            break
+    if last is not None and last_line and not last.form.endswith("~"):
+        rows.event(Line(rows.source, last_line, "", "", stamp=last), "clock", "debug", fields={"what": "edge"})
 
 
 PARSER = (
