@@ -22,7 +22,7 @@ from rules.series_view import (
     short,
     undecided,
 )
-from rules.statistics import MIN_POINTS, Departure, constant_run, finite, median, spikes, trailing_nonfinite
+from rules.statistics import MIN_POINTS, Departure, constant_run, finite, median, monotone, spikes, trailing_nonfinite
 
 if TYPE_CHECKING:
     from forensics.run import Run, Series
@@ -207,6 +207,8 @@ def judge_gradient(run: Run) -> Iterator[Finding]:
         harmful = harmful or departures(run)["reward-down"] is not None or spot.factor >= 20
         if harmful:
             weight = LATER if not first else 0.65 if spot.factor >= 10 else 0.5
+            if rl(run) and any(departures(run)[name] for name in ("kl", "entropy", "entropy-down", "length-down", "reward-down")):
+                weight = min(weight, 0.4)  # the policy's own signs say more of the cause
             role = "root" if first else "consequence"
             yield found(
                 "series.gradient-explosion",
@@ -224,8 +226,16 @@ def judge_gradient(run: Run) -> Iterator[Finding]:
     if dead is not None and dead[1] >= 3 and not rounded(run, grad.source[0]):
         start, count = dead
         spread = series(run, "reward_std")
+        moves = any(
+            abs(monotone(other.value)) > 0.4
+            for name in ("loss", "reward", "kl", "param_norm")
+            if len(other := series(run, name)) >= MIN_POINTS
+        )
         alive = len(spread) and median(spread.value[-min(count, len(spread)) :]) > 1e-6
-        if count >= max(3, 0.9 * len(grad)) and (alive or not rl(run)):
+        # A loss that falls proves that the norm is not measured (DeepSpeed under Megatron prints 0.000).
+        if moves and count >= 0.9 * len(grad):
+            pass
+        elif count >= max(3, 0.9 * len(grad)) and (alive or not rl(run)):
             yield found("series.gradient-zero", "model/frozen-parameters", grad, start, 0.5 if alive else 0.45, covers, readings=count)
             said = True
         elif count >= MIN_POINTS and (alive or not rl(run)):

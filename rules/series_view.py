@@ -75,13 +75,21 @@ def departures(run: Run) -> dict[str, Departure | None]:
         entropy = series(run, "entropy")
         known["entropy-down"] = leaves(entropy.value, up=False, floor=1e-3, relative=0.4) if len(entropy) else None
         length = series(run, "response_length")
-        known["length-down"] = leaves(length.value, up=False, floor=4.0, relative=0.4) if len(length) else None
+        known["length-down"] = _shrinks(length) if len(length) else None
         for name, line in (("loss", series(run, "loss")), ("reward-down", reward)):
             spot = known[name]
             if spot is not None and not beyond_past(line.value, spot):
                 known[name] = None
         run.series_departures = known  # type: ignore[attr-defined]
     return known
+
+
+def _shrinks(length: Series) -> Departure | None:
+    """A fall to less than 60 % looked for on the logarithm: lengths that already drift have too much spread for a linear threshold."""
+    spot = departure([math.log(max(v, 0.5)) if math.isfinite(v) else math.nan for v in length.value], up=False, floor=-math.log(0.6))
+    if spot is None:
+        return leaves(length.value, up=False, floor=4.0, relative=0.4)
+    return Departure(spot.index, math.exp(spot.baseline), spot.sigma, math.exp(spot.threshold), math.exp(spot.final), spot.worst)
 
 
 LATER = 0.22  # weight of a departure that comes clearly after another one: it follows, whatever else it might mean
