@@ -289,7 +289,8 @@ def judge(run: Run) -> Iterable[Finding]:
             role="root" if circle else "consequence",
             weight=0.6 if circle else (0.35 if vague else 0.5),
             time=front.created / 1e9 if front.created else None,
-            evidence=_evidence(run, [front.waiter, *listed][:6], f"waits in {front.op} {front.seq} of group {front.group}"),
+            evidence=_evidence(run, listed[:6], f"has not entered {front.op} {front.seq} of group {front.group}")
+            + _evidence(run, [front.waiter], f"waits in {front.op} {front.seq} of group {front.group}"),
             rank=listed[0] if listed else None,
             ranks=listed,
             covers=("L4.4", "S6"),
