@@ -207,7 +207,8 @@ def drift_near(one: Track, near: float) -> tuple[float, str, float, dict[str, An
     if zone is None or not one.epochs:
         return 0.0, "zone" if one.zones else "assumed", 1.0 if one.zones else 0.0, {}
     local = dict(zip((line for line, _ in one.points), one.local, strict=True))
-    gaps = [(local[line], local[line] - zone - epoch) for line, _, epoch, what in one.epochs if line in local and what != "rtc"]
+    half = one.precision / 2 if one.precision >= 1 else 0.0  # whole seconds are cut, not rounded
+    gaps = [(local[line], local[line] + half - zone - epoch) for line, _, epoch, what in one.epochs if line in local and what != "rtc"]
     value, spread, used = dates.nearest(gaps, near)
     if used == 0:
         return 0.0, "zone" if one.zones else "assumed", 1.0, {}
@@ -220,7 +221,10 @@ def drifts(one: Track, step: float) -> list[float]:
     if zone is None or not one.epochs or one.group != "host":
         return [step + one.drift] * len(one.local)
     local = dict(zip((line for line, _ in one.points), one.local, strict=True))
-    found = dates.pieces([(line, local[line] - zone - epoch) for line, _, epoch, what in one.epochs if line in local and what != "rtc"])
+    half = one.precision / 2 if one.precision >= 1 else 0.0
+    found = dates.pieces(
+        [(line, local[line] + half - zone - epoch) for line, _, epoch, what in one.epochs if line in local and what != "rtc"]
+    )
     if not found:
         return [step + one.drift] * len(one.local)
     starts = [line for line, _ in found]
