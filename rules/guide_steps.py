@@ -159,7 +159,8 @@ def _frozen(run: Run) -> Reading | None:
         return "step.S3.ok", {"models": parts}, [run.evidence(e) for e in events[:SHOWN]]
     for name, source, value, line in run.facts:
         if name.removeprefix("setting.") == "trainable_parameters":
-            return "step.S3.count", {"count": value}, [Evidence(source, line, f"trainable parameters = {value}")]
+            shown = f"{value:,.0f}" if isinstance(value, (int, float)) else str(value)
+            return "step.S3.count", {"count": shown}, [Evidence(source, line, f"trainable parameters = {value}")]
     return None
 
 

@@ -103,10 +103,11 @@ def _one(run: Run, loss: Series, at: int, event: Event | None, covers: tuple[str
         lasting = median(after[-3:]) - median(before) > 0.7 * first
         lost = _lost_state(run, event)
         jumped = peak > 1.2 * median(before)
-        if lost is not None or jumped or lasting:
+        again = lost is None and not jumped and _repeats(run, loss)
+        if lost is not None or jumped or lasting or again:
             weight = 0.75 if lost is not None else 0.55 if jumped else 0.42
             cause = "training/optimizer-state"
-            if lost is None and _repeats(run, loss) and not jumped:
+            if again:
                 cause, weight = "data/data-order-after-resume", 0.55
             finding = found("series.resume-jump", cause, loss, at, weight, covers, before=short(median(before)), after=short(peak))
             if lost is not None:

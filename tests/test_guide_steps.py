@@ -73,7 +73,31 @@ def test_every_word_exists_in_both_languages_and_names_known_facts() -> None:
 
 def test_guide_items_of_this_part_are_covered() -> None:
     covered = {item for rule in rules.load() for item in rule.covers}
-    own = ["L1.1", "L1.2", "L1.3", "L2.1", "L2.2", "L2.3", "L3.1", "L3.2", "L3.3", "L3.4", "L4.3", "L5.1", "L5.2", "L5.3", "S2", "S3", "S4", "S5", "S7", "S8", "S9", "S10", "S12"]
+    own = [
+        "L1.1",
+        "L1.2",
+        "L1.3",
+        "L2.1",
+        "L2.2",
+        "L2.3",
+        "L3.1",
+        "L3.2",
+        "L3.3",
+        "L3.4",
+        "L4.3",
+        "L5.1",
+        "L5.2",
+        "L5.3",
+        "S2",
+        "S3",
+        "S4",
+        "S5",
+        "S7",
+        "S8",
+        "S9",
+        "S10",
+        "S12",
+    ]
     own += ["Q1", "Q2", "Q3", "Q4", "Q5", "Q6", "Q7", "Q8", "Q10", "P1", "P2", "P3", "P4", "P5", "H1", "H2"]
     assert set(own) <= covered
 
