@@ -421,3 +421,12 @@ def test_one_stamp_for_everything_means_steps() -> None:
     data = plots.payload(View(PostMortem({}, page), "en"))
     assert data["axis"] == "step"
     assert data["lines"] == []
+
+
+def test_long_lines_are_quoted_around_the_reading() -> None:
+    raw = "{" + ", ".join(f"'metric{n}': '     0.{n}'" for n in range(200)) + ", 'reward': 0.0, " + "'z': 1, " * 50 + "}"
+    quote = View(PostMortem({}, Page(context={"a.log:3": [(3, raw)]})), "en").quote(Cited("a.log", 3, "reward = 0 (step 1)"))
+    assert quote is not None
+    assert "'reward': 0.0" in quote.text
+    assert quote.text.startswith("… ")
+    assert len(quote.text) < 240

@@ -204,7 +204,7 @@ class View:
         raw = next((text for _, text, here in around if here), "").strip()
         if raw and shown.rstrip("…") not in raw:
             # A reading ("loss = 0") was cited: the line itself is the evidence.
-            shown, note = raw, shown
+            shown, note = _excerpt(raw, shown.partition(" = ")[0]), shown
         return Quote(t.visible(file, 200), line, shown, t.clock(item.get("time"), self.zone), note, around)
 
     def strongest(self) -> list[Quote]:
@@ -218,6 +218,7 @@ class View:
         for item in items:
             quote = self.quote(item)
             if quote is not None:
+                quote.text = t.visible(quote.text, 320)
                 out.setdefault(quote.place, quote)
         return list(out.values())[:3]
 
@@ -377,3 +378,14 @@ def _after(healthy: Cited, root: dict[str, Any], zero: float | None) -> bool:
     if healthy.file == root.get("file"):
         return healthy.line > _int(root.get("line"))
     return healthy.time is not None and zero is not None and healthy.time > zero
+
+
+def _excerpt(line: str, name: str, wide: int = 110) -> str:
+    """The part of a long line around `name` (its beginning where `name` does not stand in it), cut marks shown."""
+    line = " ".join(line.split())
+    if len(line) <= 2 * wide:
+        return line
+    at = max(0, line.find(name)) if name else 0
+    start = max(0, min(at - wide // 2, len(line) - 2 * wide))
+    end = start + 2 * wide
+    return ("… " if start else "") + line[start:end] + (" …" if end < len(line) else "")
