@@ -30,9 +30,10 @@ def short(host: str) -> str:
 def hosts_and_ranks(run: Run) -> None:
     """Join ranks, processes, hosts and GPUs from whichever lines tell them."""
     named: Counter[str] = Counter()
+    aliases = addresses(run)
     for event in run.events:
         if event.host:
-            event.host = short(event.host)
+            event.host = aliases.get(event.host) or short(event.host)
             named[event.host] += 1
     _file_hosts(run, named)
     process_rank = _process_ranks(run)
@@ -57,6 +58,15 @@ def hosts_and_ranks(run: Run) -> None:
     run.world_size = max(sizes) if sizes else None
     hosts = {r.host for r in run.ranks.values() if r.host} | {i.host for i in run.files.values() if i.host}
     run.hosts = sorted(hosts)
+
+
+def addresses(run: Run) -> dict[str, str]:
+    """IP address -> host name, where a line prefixed with one names the other and no line disagrees."""
+    found: dict[str, set[str]] = {}
+    for event in run.kind("nccl_process"):
+        if event.fields.get("ip") and event.host:
+            found.setdefault(event.fields["ip"], set()).add(short(event.host))
+    return {address: next(iter(hosts)) for address, hosts in found.items() if len(hosts) == 1}
 
 
 def _file_hosts(run: Run, named: Counter[str]) -> None:
@@ -95,6 +105,9 @@ def _process_ranks(run: Run) -> dict[tuple[str | None, int], int]:
             if int(size) >= largest.get(key, 0):
                 largest[key] = int(size)
                 found[key] = int(rank)
+    for event in run.kind("nccl_process"):
+        if event.rank is not None and event.pid is not None:
+            found.setdefault((event.host, event.pid), event.rank)
     for event in run.events:
         if event.kind != "nccl_comm" and event.rank is not None and event.pid is not None:
             found.setdefault((event.host, event.pid), event.rank)
@@ -113,14 +126,14 @@ def _note_rank(run: Run, event: Event) -> None:
         info = run.ranks[event.rank] = RankInfo(event.rank)
     if event.host and info.host is None:
         info.host = event.host
-    if event.pid is not None and event.kind in ("exit", "nccl_comm") and len(info.pids) < 8:
+    if event.pid is not None and event.kind in ("exit", "nccl_comm", "nccl_process") and len(info.pids) < 8:
         info.pids.add(event.pid)
     if event.time is not None and not event.inherited and (info.last_time is None or event.time > info.last_time):
         info.last_time = event.time
     local = event.fields.get("local_rank")
     if info.local_rank is None and _whole(local):
         info.local_rank = int(local)
-    if event.kind == "nccl_comm":
+    if event.kind in ("nccl_comm", "nccl_process"):
         if info.gpu is None and _whole(event.fields.get("cudaDev")):
             info.gpu = str(event.fields["cudaDev"])
         info.pci = info.pci or event.fields.get("pci")
