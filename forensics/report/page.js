@@ -110,9 +110,12 @@
     const width = printing ? 680 : $("plot").parentElement.clientWidth - 8;
     const narrow = width < 560;
     const eventRows = [...new Set(plot.marks.map((m) => m.source))];
-    const heights = plot.lanes.map(() => (narrow ? 92 : 104));
-    if (eventRows.length) heights.push(34 + 24 * eventRows.length);
-    const gap = 26;
+    const gap = printing ? 20 : 26;
+    const events = eventRows.length ? 34 + (printing ? 16 : 24) * eventRows.length : 0;
+    /* On paper the whole figure stands on one page. */
+    const laneHeight = printing ? Math.max(24, Math.min(104, (850 - events) / Math.max(1, plot.lanes.length) - gap)) : narrow ? 92 : 104;
+    const heights = plot.lanes.map(() => laneHeight);
+    if (events) heights.push(events);
     const inner = heights.reduce((a, b) => a + b, 0) + gap * Math.max(0, heights.length - 1);
     const top = 40, bottom = 44;
     const traces = [];

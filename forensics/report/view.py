@@ -199,9 +199,10 @@ class View:
         if not item.get("file"):
             return None
         file, line = str(item["file"]), _int(item.get("line"))
-        around = [(n, t.visible(text), n == line) for n, text in self.page.context.get(f"{file}:{line}", [])]
+        lines = self.page.context.get(f"{file}:{line}", [])
+        around = [(n, t.visible(text), n == line) for n, text in lines]
         shown, note = t.visible(str(item.get("text") or "")), ""
-        raw = next((text for _, text, here in around if here), "").strip()
+        raw = t.visible(next((text for n, text in lines if n == line), ""), 20_000).strip()
         if raw and shown.rstrip("…") not in raw:
             # A reading ("loss = 0") was cited: the line itself is the evidence.
             shown, note = _excerpt(raw, shown.partition(" = ")[0]), shown
