@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 import rules
-from forensics.join import went_on
+from forensics.join import fate, went_on
 from forensics.knowledge import Knowledge
 from forensics.run import Run
 from parsers.base import Event
@@ -20,6 +20,7 @@ from rules.base import Evidence, Finding, Signature
 # What ends a run from outside: after the run has reached its end it ended nothing.
 ENDED_BY_OTHERS = frozenset({"infra/time-limit", "infra/preempted"})
 EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit|Timeout|Warning)\b(?::|$)")
+RECURS = 2  # attempts that end in the same way
 SHOWN = 5  # places quoted per finding
 # Conditions rather than events: training goes on under them, so going on does not clear them.
 LASTING_LAYERS = frozenset({"data", "model", "reward"})
@@ -87,7 +88,13 @@ def _finding(run: Run, signature: Signature, events: list[Event]) -> Finding:
     layer = (signature.cause or "").partition("/")[0]
     raised = any(EXCEPTION.match(e.text) and "Warning" not in e.text[:60] for e in events[:3])
     lasting = (layer in LASTING_LAYERS and not raised) or signature.cause in LASTING or signature.role in ("context", "stop", "done", "recovery", "precursor")
-    final = events if lasting else [e for e in events if not went_on(run, e.source, e.line, e.time)]
+    final, recurs = events, False
+    if not lasting:
+        fates = [fate(run, e.source, e.line, e.time) for e in events]
+        final = [e for e, after in zip(events, fates, strict=True) if after == "ended"]
+        ended = [e for e, after in zip(events, fates, strict=True) if after == "restarted"]
+        if not final and len({(e.source, e.line) for e in ended}) >= RECURS:
+            final, recurs = ended, True  # every attempt dies of it: that there was another attempt clears nothing
     survived = not final
     shown = (final or events)[:SHOWN]
     first = shown[0]
@@ -108,7 +115,7 @@ def _finding(run: Run, signature: Signature, events: list[Event]) -> Finding:
         pid=first.pid,
         ranks=ranks[:64] if len(ranks) <= 64 else [],
         covers=signature.covers,
-        facts={**first.fields, "survived": survived},
+        facts={**first.fields, "survived": survived, "recurs": recurs, "lasting": "lasting" in first.fields or recurs},
         count=count,
         title=signature.title,
     )

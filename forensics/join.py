@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -14,6 +14,7 @@ from parsers.base import Event
 from rules.base import Evidence
 
 LOCAL_FILE = re.compile(r"attempt_\d+/(\d+)/")  # torchrun's log folders are named by local rank
+Fate = Literal["went-on", "restarted", "ended"]
 GOES_ON = 3  # further steps that prove that training went on
 # Metrics that only a training step prints; validation, memory and throughput lines also appear while training is stuck.
 STEP_METRICS = frozenset(
@@ -221,6 +222,7 @@ def progress(run: Run) -> None:
     best: tuple[float, int, str, int] | None = None
     frame = run.metrics
     steps: list[float] = []
+    bar: float | None = None
     if frame is not None and frame.height:
         training = frame.filter(pl.col("name").is_in(list(STEP_METRICS)))
         if training.height:
@@ -233,9 +235,10 @@ def progress(run: Run) -> None:
                 steps.append(float(top[-1]))
     for event in run.kind("progress"):
         step = event.fields.get("step")
-        if isinstance(step, (int, float)) and not steps:
-            steps.append(float(step))
         key = (event.time if event.time is not None else float("-inf"), 0, event.source, event.line)
+        if isinstance(step, (int, float)) and (frame is None or not frame.height or not steps or steps[-1] is bar):
+            bar = float(step)
+            steps = [bar]
         if best is None or (key[0] > best[0] or (key[2] == best[2] and key[3] > best[3])):
             best = key
     if best:
@@ -266,6 +269,13 @@ def progress_marks(run: Run) -> None:
     for event in run.kind("progress"):
         if event.source not in run.progress_lines or len(run.progress_lines[event.source]) < GOES_ON:
             run.progress_lines.setdefault(event.source, []).append(event.line)
+    for event in run.kind("run_start", "restart", "resume"):
+        run.restarts.setdefault(event.source, []).append(event.line)
+        if event.time is not None and not event.inherited:
+            run.restart_times.append(event.time)
+    for starts in run.restarts.values():
+        starts.sort()
+    run.restart_times.sort()
     for clock in run.clocks:
         if clock.basis not in ("reference",):
             run.clock_uncertainty[clock.file] = max(run.clock_uncertainty.get(clock.file, 0.0), clock.uncertainty_s or 0.0)
@@ -278,17 +288,32 @@ def settings(run: Run) -> None:
             run.settings.setdefault(key[8:], value)
 
 
-def went_on(run: Run, source: str, line: int, time: float | None) -> bool:
-    """Whether training progressed after this place: at least `GOES_ON` further steps below it in the same file, or later by the
-    clock by more than its uncertainty.
+def fate(run: Run, source: str, line: int, time: float | None) -> Fate:
+    """What became of training after this place.
 
-    One or two steps may still be printed by ranks that have not noticed, or come late from a buffered stream.
+    `went-on`: at least GOES_ON further steps below it in the same file, or later by the clock beyond its uncertainty (one or
+    two may still be printed by ranks that have not noticed, or come late from a buffered stream).  `restarted`: they belong
+    to a later attempt.  `ended`: they do not come.
     """
     lines = run.progress_lines.get(source)
     if lines and len(lines) >= GOES_ON:
-        return len(lines) - bisect.bisect_right(lines, line) >= GOES_ON
+        at = bisect.bisect_right(lines, line)
+        if len(lines) - at < GOES_ON:
+            return "ended"
+        starts = run.restarts.get(source, [])
+        following = bisect.bisect_right(starts, line)
+        return "restarted" if following < len(starts) and starts[following] <= lines[at + GOES_ON - 1] else "went-on"
     times = run.progress_times
     if time is None or len(times) < GOES_ON:
-        return False
+        return "ended"
     doubt = min(run.clock_uncertainty.get(source, 0.0), 600.0)
-    return len(times) - bisect.bisect_right(times, time + doubt + 1.0) >= GOES_ON
+    at = bisect.bisect_right(times, time + doubt + 1.0)
+    if len(times) - at < GOES_ON:
+        return "ended"
+    following = bisect.bisect_right(run.restart_times, time)
+    return "restarted" if following < len(run.restart_times) and run.restart_times[following] <= times[at + GOES_ON - 1] else "went-on"
+
+
+def went_on(run: Run, source: str, line: int, time: float | None) -> bool:
+    """Whether training progressed after this place, in this attempt or a later one."""
+    return fate(run, source, line, time) != "ended"

@@ -90,6 +90,8 @@ class Run:
     last_progress_at: Evidence | None = None
     progress_lines: dict[str, list[int]] = field(default_factory=dict)  # file -> lines that show a training step, ascending
     progress_times: list[float] = field(default_factory=list)  # times of those that have one, ascending
+    restarts: dict[str, list[int]] = field(default_factory=dict)  # file -> lines at which an attempt begins, ascending
+    restart_times: list[float] = field(default_factory=list)
     clock_uncertainty: dict[str, float] = field(default_factory=dict)  # file -> seconds by which its clock may be off
     settings: dict[str, Any] = field(default_factory=dict)  # run configuration: canonical key -> value
 
@@ -144,9 +146,11 @@ class Run:
             rows = rows.filter(pl.col("rank") == rank)
         if not rows.height:
             return empty
-        groups = rows.group_by(["source", "raw"], maintain_order=True).len().sort("len", descending=True, maintain_order=True)
+        # One file, one spelling, one rank: ranks that print the same step would show it several times.
+        keys = ["source", "raw", "rank"]
+        groups = rows.group_by(keys, maintain_order=True).len().sort(["len", "rank"], descending=[True, False], nulls_last=False, maintain_order=True)
         best = groups.row(0, named=True)
-        rows = rows.filter((pl.col("source") == best["source"]) & (pl.col("raw") == best["raw"])).sort("line", maintain_order=True)
+        rows = rows.filter(pl.all_horizontal(pl.col(key).eq_missing(pl.lit(best[key], dtype=rows.schema[key])) for key in keys)).sort("line", maintain_order=True)
         return Series(
             name,
             rows["value"].to_list(),

@@ -201,8 +201,10 @@ def first_lines(candidate: Candidate) -> dict[str, int]:
 def culprit(verdict: Verdict, top: Candidate, run: Run) -> None:
     """Rank, host, GPU and process of the root, completed from one another."""
     for finding in sorted(top.findings, key=lambda f: -f.weight):
-        verdict.rank = verdict.rank if verdict.rank is not None else finding.rank
-        verdict.host = verdict.host or finding.host
+        if verdict.rank is None and finding.rank is not None and verdict.host in (None, finding.host):
+            verdict.rank, verdict.host = finding.rank, finding.host or verdict.host
+        elif verdict.rank is None or finding.rank in (None, verdict.rank):
+            verdict.host = verdict.host or finding.host  # another rank's finding says nothing of this one's host
         verdict.gpu = verdict.gpu or finding.gpu
         verdict.pid = verdict.pid if verdict.pid is not None else finding.pid
         verdict.ranks = verdict.ranks or finding.ranks
@@ -212,8 +214,25 @@ def culprit(verdict: Verdict, top: Candidate, run: Run) -> None:
         verdict.rank = rank_of_gpu(run, verdict.host, verdict.gpu)
     if verdict.rank is not None and verdict.rank in run.ranks:
         info = run.ranks[verdict.rank]
-        verdict.host = verdict.host or info.host
+        verdict.host = info.host or verdict.host or neighbour_host(run, verdict.rank)
         verdict.gpu = verdict.gpu or info.gpu
+
+
+def neighbour_host(run: Run, rank: int) -> str | None:
+    """The host of a silent rank, from the hosts of the ranks around it: ranks fill nodes in order."""
+    by_host: dict[str, list[int]] = {}
+    for info in run.ranks.values():
+        if info.host:
+            by_host.setdefault(info.host, []).append(info.rank)
+    inside = [host for host, ranks in by_host.items() if min(ranks) <= rank <= max(ranks)]
+    if len(inside) == 1:
+        return inside[0]
+    size = max((max(ranks) - min(ranks) + 1 for ranks in by_host.values()), default=0)
+    if size < 2:
+        return None
+    size = next((n for n in (2, 4, 8, 16) if n >= size), size)
+    near = [host for host, ranks in by_host.items() if any(r // size == rank // size for r in ranks)]
+    return near[0] if len(near) == 1 else None
 
 
 def no_failure(run: Run, ranked: list[Candidate], stops: list[Finding], done: list[Finding], findings: list[Finding]) -> Verdict:
