@@ -148,7 +148,7 @@ def _onion(view: View) -> list[dict[str, Any]]:
                 "state": view.layer_state(layer),
                 "r": radius,
                 "cy": 340 - radius,
-                "y": 340 - 2 * radius + (29 if index < 5 else radius + 4),
+                "y": 340 - 2 * radius + (31 if index < 5 else radius + 4),
             }
         )
     return out
@@ -174,7 +174,7 @@ def _grid(view: View) -> dict[str, Any]:
     ]
     gap = 8 if count <= 32 else 2.5 if columns == 64 else 4
     lines = -(-count // columns)
-    used = min(count, columns)
+    used = columns if count <= 32 else min(count, columns)  # a few ranks keep the size of eight in a row
     return {"cells": cells, "w": wide - gap, "h": high - gap, "width": used * wide, "height": lines * high, "large": count <= 32}
 
 
