@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 AROUND = 4  # lines shown on each side of a cited line
 MAX_CITED = 120
 MAX_CURVES = 16
-MAX_TRACKS = 16
 MAX_MARKS = 120
 CURVES = (
     "loss grad_norm reward kl entropy response_length learning_rate step_time policy_loss value_loss reward_std clip_fraction "
@@ -118,7 +117,7 @@ def tracks(run: Run, verdict: Verdict) -> list[Track]:
             )
         )
     out.sort(key=lambda t: (not t.culprit, t.host != verdict.host))
-    return out[:MAX_TRACKS]
+    return out
 
 
 def marks(run: Run, verdict: Verdict) -> list[Mark]:
@@ -197,14 +196,14 @@ def context(gathered: Gathered, places: list[tuple[str, int]]) -> dict[str, list
             by_file.setdefault(path, []).append(line)
     out: dict[str, list[tuple[int, str]]] = {}
     for path, lines in by_file.items():
-        texts = _lines(members[path], {n for line in lines for n in range(max(1, line - AROUND), line + AROUND + 1)})
+        texts = _lines(members[path], set(lines), {n for line in lines for n in range(max(1, line - AROUND), line + AROUND + 1)})
         for line in lines:
             out[f"{path}:{line}"] = [(n, texts[n]) for n in range(max(1, line - AROUND), line + AROUND + 1) if n in texts]
     return out
 
 
-def _lines(member: Member, wanted: set[int]) -> dict[int, str]:
-    """These lines of a file (1-based), cleaned and cut."""
+def _lines(member: Member, cited: set[int], wanted: set[int]) -> dict[int, str]:
+    """These lines of a file (1-based), cleaned and cut; of cited ones more is kept."""
     found: dict[int, str] = {}
     last = max(wanted)
     with blocks.open_plain(member.real) as stream:
@@ -224,7 +223,7 @@ def _lines(member: Member, wanted: set[int]) -> dict[int, str]:
                     end = block.data.find(b"\n", at)
                     piece = block.data[at : end if end >= 0 else len(block.data)].rstrip(b"\r")
                     segment = piece[-4000:].rsplit(b"\r", 1)[-1]
-                    found[n] = clean(segment)[:600]
+                    found[n] = clean(segment)[: 4000 if n in cited else 600]
             if after > last:
                 break
     return found

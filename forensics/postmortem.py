@@ -13,6 +13,7 @@ from forensics.analysis import rfc3339
 from forensics.evidence import Evidence as Gathered
 from forensics.knowledge import Cause, Knowledge
 from forensics.report.model import PostMortem
+from forensics.report.text import ranges
 from forensics.run import Run
 from forensics.verdict import Candidate, Verdict
 from rules.base import Evidence, Finding
@@ -56,7 +57,7 @@ def build(run: Run, verdict: Verdict, knowledge: Knowledge, gathered: Gathered, 
     if redact:
         from forensics.redact import Redactor
 
-        model = model.redacted(Redactor(hosts=hide_hosts))
+        model = model.redacted(Redactor(hosts=hide_hosts, names=run.hosts))
     return model
 
 
@@ -194,7 +195,13 @@ def finding_why(finding: Finding, knowledge: Knowledge) -> Any:
 
 def pair(knowledge: Knowledge, rule: str, part: str, facts: dict[str, Any]) -> dict[str, str]:
     """A phrase of `rules/words` in both languages."""
-    return {lang: knowledge.phrase(rule, part, facts, lang) for lang in LANGUAGES}
+    shown = {key: ranges(value) if is_ranks(value) else value for key, value in facts.items()}
+    return {lang: knowledge.phrase(rule, part, shown, lang) for lang in LANGUAGES}
+
+
+def is_ranks(value: Any) -> bool:
+    """Whether a fact is a list of ranks, to be written as `0-3, 7`."""
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(item, int) for item in value)
 
 
 def cause_text(cause: Cause, key: str) -> dict[str, str]:

@@ -24,10 +24,10 @@ from parsers.base import Context, Event, Line, LineParser, Rows, Stamp
 from parsers.prefixes import Style, clean, strip
 from rules.base import Signature
 
-FLOOD = 2_000  # lines of one file per literal that are read one by one before thinning sets in
-READINGS = 8_000  # the same for literals of parsers that take readings from every line (metrics)
-EDGE = 6  # lines per block, at each end, that are read of a sparse or flooding literal
-SPREAD = 48  # lines per block, evenly spread, that are read of readings past their limit
+FLOOD = 1_000  # lines of one file per literal that are read one by one before thinning sets in
+READINGS = 2_500  # the same for literals of parsers that take readings from every line (metrics)
+EDGE = 3  # lines per block, at each end, that are read of a sparse or flooding literal
+SPREAD = 16  # lines per block, evenly spread, that are read of readings past their limit
 TAIL = 16 << 20  # bytes at the end of a file in which readings are taken in full again: the crash is there
 KEPT = 120  # confirmed lines per signature and file that are kept, at each end
 TEXT = 32 << 10  # bytes of one segment that are looked at
@@ -37,6 +37,8 @@ TIMEOUT = 0.25  # seconds for one pattern on one line: a user's own pattern cann
 
 Hit = tuple[int, int, int]  # number of the literal, where it starts and ends in the block
 
+# What every written time has somewhere: hours and minutes, a kernel's or an epoch's seconds, or a syslog-like month.
+CLOCK_LIKE = re.compile(rb"\d[:.,h]\d\d|\d{10}")
 KERNEL_LINE = re.compile(r"(?:^|\s)kernel:|NVRM: |^\[\s*\d+\.\d{6}\]|^\w+\s*:\w+\s*: \[|SXid|^\d+,\d+,\d+,[-c]")
 
 
@@ -342,7 +344,7 @@ class _Reader:
         while end > 0 and line > scan.carry_line and limit:
             begin = data.rfind(b"\n", 0, end) + 1
             piece = data[begin : min(end, begin + 400)]
-            if len(piece) > 7:
+            if len(piece) > 7 and CLOCK_LIKE.search(piece):
                 stamp = scan.find(clean(piece))
                 if stamp is not None:
                     scan.carry, scan.carry_line = stamp, line

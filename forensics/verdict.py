@@ -90,6 +90,10 @@ def decide(run: Run, findings: list[Finding], knowledge: Knowledge) -> Verdict:
     verdict.first = lead.evidence[0] if lead.evidence else None
     culprit(verdict, top, run)
     verdict.consequences = [c for c in candidates if c is not top and top.cause in c.explained_by]
+    if verdict.rank is None and verdict.gpu is None and not verdict.ranks:  # a bridge or link has no rank; what it took down has
+        for near in verdict.consequences:
+            if near.layer == top.layer:
+                culprit(verdict, near, run)
     verdict.symptoms = [f for f in findings if f.outcome == "found" and f.role == "symptom"]
     verdict.alternatives = [c for c in ranked if c is not top and c not in verdict.consequences][:4]
     return verdict

@@ -316,8 +316,8 @@ PARSER = LineParser(
         "loss=",
         "loss: ",
         "loss:",
-        "loss ",
-        "Loss ",
+        # A number follows: `loss scale: 512` is printed by every rank at every step.
+        *(f"{word} {first}" for word in ("loss", "Loss") for first in ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "-", "n", "i", "|", " ", "=", "(", "[")),
         "Loss: ",
         "Loss/",
         "Loss=",

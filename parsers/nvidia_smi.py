@@ -80,6 +80,7 @@ FAILURE = re.compile(r"\[?(?:GPU is lost|Unknown Error|GPU requires reset|Timeou
 FAILED_LINE = re.compile(
     r"Unable to determine the device handle|Failed to initialize NVML|NVIDIA-SMI has failed|No devices were found|GPU is lost|couldn't communicate"
 )
+LETTER_FIRST = re.compile(rb"^[A-Za-z]", re.M)
 STAMP_CELL = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d")
 PCI = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 MAX_EVENTS = 200
@@ -123,6 +124,18 @@ def _header(line: str) -> list[str] | None:
     if len(values & set(known)) >= 1 and sum(map(bool, known)) >= 2 and sum(map(bool, known)) >= 0.3 * len(known):
         return known
     return None
+
+
+def _headers(data: bytes, lines: list[str]) -> list[int]:
+    """Numbers (from 0) of the lines that are headers."""
+    found = []
+    number = at = 0
+    for match in LETTER_FIRST.finditer(data):
+        number += data.count(b"\n", at, match.start())
+        at = match.start()
+        if number < len(lines) and _header(lines[number]):
+            found.append(number)
+    return found
 
 
 def guess(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -207,7 +220,7 @@ def parse(source: Source, rows: Rows) -> None:
                     names = guess([row for row in sample if len(row) == width]) if width else []
                     rows.note("no header: the columns were told by their values")
             # A restarted logger writes its header again, perhaps with other columns.
-            cuts = [n for n, line in enumerate(lines) if line[:1].isalpha() and _header(line)]
+            cuts = _headers(block.data, lines)
             for cut in [*cuts, len(lines)]:
                 if cut > at:
                     odd += _rows(lines[at:cut], block.first_line + at, names, rows, seen)
