@@ -29,18 +29,23 @@ def register(app: typer.Typer) -> None:
 
 
 def collect(
-    command: Annotated[list[str] | None, typer.Argument(help="With --run: the training command and its arguments.", metavar="CMD...")] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(help="With --run: the training command and its arguments.", metavar="CMD...")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder, or an archive such as node3.tar.gz. Default: a new folder here.", metavar="DIR")
     ] = None,
     run: Annotated[bool, typer.Option("--run", help="Run the command that follows (options for collect come before --run).")] = False,
     watch: Annotated[
-        float | None, typer.Option(help="Sample the GPUs every so many seconds until interrupted; with --run, beside the command.", metavar="SECONDS")
+        float | None,
+        typer.Option(help="Sample the GPUs every so many seconds until interrupted; with --run, beside the command.", metavar="SECONDS"),
     ] = None,
     pid: Annotated[list[int] | None, typer.Option(help="A process to look at too; may be repeated.", metavar="PID")] = None,
     python: Annotated[str | None, typer.Option(help="The interpreter whose packages are listed.", metavar="PATH")] = None,
     no_redact: Annotated[bool, typer.Option("--no-redact", help="Keep secrets in command lines and outputs.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (with --run: not the command's output either).")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing but errors (with --run: not the command's output either).")
+    ] = False,
 ) -> None:
     """Gather the evidence of this machine: GPUs, driver, kernel log, limits, versions, network, processes.
 

@@ -1,0 +1,234 @@
+"""Wraps a training command: output with time stamps, GPU samples and host evidence beside it, signals and exit status passed on.
+
+The command sees pipes instead of a terminal, so that what it prints can be kept; `PYTHONUNBUFFERED=1` is set where it is not, since
+Python would otherwise hold its lines back and every stamp would be late.  Nothing else of its environment changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from forensics.collecting.snapshot import Collection, collect
+from forensics.collecting.watch import Sampler
+from forensics.evidence import Unusable
+
+PASSED_ON = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGXCPU")
+    if hasattr(signal, name)
+)
+FROM_KERNEL = 0x80  # si_code of signals a terminal sends: the whole foreground group has got them already
+REDRAW = 1.0  # seconds after which a progress bar's redraw gets a line of its own
+LONGEST = 1 << 20  # bytes of one line held back
+LINGER = 5.0  # seconds to wait for output of processes that outlive the command
+
+
+@dataclass(slots=True)
+class Ended:
+    """How the command ended: `status` for our own exit (128 + n for signal n), `signal` where it died of one, `folder` of the evidence."""
+
+    status: int
+    signal: int | None
+    folder: Path
+    log: Path
+    collection: Collection | None
+
+
+class Log:
+    """Stamped lines of several streams in one file, whole lines only, flushed as they come: the machine may die at any time."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("ab", buffering=0)
+        self._lock = threading.Lock()
+        self.broken = ""
+
+    def line(self, data: bytes) -> None:
+        """Write one line with the present time in UTC."""
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()
+        with self._lock:
+            try:
+                self._file.write(stamp + data.rstrip(b"\r\n") + b"\n")
+            except OSError as error:  # a full disk must not end the training
+                self.broken = error.strerror or str(error)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+class Tee(threading.Thread):
+    """Passes one stream of the command through, unchanged and at once, and logs its lines."""
+
+    def __init__(self, source: IO[bytes], through: Any, log: Log):
+        super().__init__(daemon=True)
+        self.source, self.through, self.log = source, through, log
+
+    def run(self) -> None:
+        held, since = b"", time.monotonic()
+        while True:
+            try:
+                data = os.read(self.source.fileno(), 1 << 16)
+            except OSError:
+                break
+            if not data:
+                break
+            if self.through is not None:
+                try:
+                    self.through.write(data)
+                    self.through.flush()
+                except (OSError, ValueError):
+                    self.through = None  # our reader is gone; go on keeping the log
+            *lines, held = (held + data).split(b"\n")
+            now = time.monotonic()
+            for line in lines:
+                self.log.line(line)
+                since = now
+            # A progress bar has no line end for hours: cut at a redraw, at most once a second, so that its times are kept.
+            if b"\r" in held and now - since >= REDRAW:
+                done, _, held = held.rpartition(b"\r")
+                if done.strip():
+                    self.log.line(done)
+                since = now
+            if len(held) > LONGEST:
+                self.log.line(held)
+                held = b""
+        if held.strip():
+            self.log.line(held)
+
+
+def run(
+    command: Sequence[str],
+    out: str | Path | None = None,
+    *,
+    interval: float = 5.0,
+    redact: bool = True,
+    quiet: bool = False,
+) -> Ended:
+    """Run `command`, keep its evidence in the folder `out` (default: a new one in the current directory), and say how it ended.
+
+    interval: seconds between GPU samples, 0 for none.  A failed command's folder also gets the host's state after the failure.
+    Raises Unusable where the folder holds a run already or the command cannot be started.
+    """
+    now = datetime.now().astimezone()
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", Path(command[0]).name)[:40] if command else ""
+    folder = Path(out) if out is not None else Path(f"forensics-{name}-{now:%Y%m%d-%H%M%S}")
+    log_path = folder / "train.log"
+    if not command:
+        raise Unusable("--run needs a command, such as: forensics collect --run torchrun --nproc-per-node 8 train.py")
+    if folder.exists() and not folder.is_dir():
+        raise Unusable(f"{folder}: is a file; --run writes a folder")
+    if log_path.exists():
+        raise Unusable(f"{log_path}: exists already; choose another folder with --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    log = Log(log_path)
+    log.line(b"forensics: running " + " ".join(command).encode("utf-8", "replace"))
+    pending: deque[int] = deque()
+    with _noting(pending):
+        environment = {"PYTHONUNBUFFERED": "1", **os.environ}
+        try:
+            process = subprocess.Popen(list(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        except OSError as error:
+            log.close()
+            log_path.unlink()
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+            raise Unusable(f"{command[0]}: {error.strerror or error}") from error
+        # From here on signals are taken in by a thread that can see who sent them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    try:
+        while pending:
+            _send(process, pending.popleft(), log)
+        collection = _beside(process, folder, log, interval, redact, quiet)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        log.close()
+    code = process.returncode
+    return Ended(128 - code if code < 0 else code, -code if code < 0 else None, folder, log_path, collection)
+
+
+@contextlib.contextmanager
+def _noting(pending: deque[int]) -> Iterator[None]:
+    """Signals that come while the command is being started are noted, not lost and not fatal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda got, _: pending.append(got)) for number in PASSED_ON}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _beside(process: subprocess.Popen[bytes], folder: Path, log: Log, interval: float, redact: bool, quiet: bool) -> Collection | None:
+    """Everything that goes on while the command runs; returns the first snapshot."""
+    streams = ((process.stdout, None if quiet else sys.stdout.buffer), (process.stderr, None if quiet else sys.stderr.buffer))
+    tees = [Tee(source, through, log) for source, through in streams if source is not None]
+    for tee in tees:
+        tee.start()
+    ended = threading.Event()
+    passer = threading.Thread(target=_pass_on, args=(process, ended, log), daemon=True)
+    passer.start()
+    taken: list[Collection] = []
+    first = threading.Thread(target=lambda: taken.append(collect(folder, pids=(process.pid,), redact=redact)), daemon=True)
+    first.start()
+    with contextlib.ExitStack() as stack:
+        if interval > 0:
+            stack.enter_context(Sampler(interval, _Late(stack, folder / "gpu.csv")))
+        process.wait()
+    ended.set()
+    limit = time.monotonic() + LINGER
+    for tee in tees:
+        tee.join(max(0.0, limit - time.monotonic()))
+    code = process.returncode
+    log.line(f"forensics: the command ended with exit code: {code if code >= 0 else 128 - code}".encode())
+    first.join(130.0)
+    if code != 0:
+        collect(folder, redact=redact, part="after")
+    passer.join(2.0)
+    return taken[0] if taken else None
+
+
+class _Late:
+    """Opens the samples' file at the first line: a machine without GPUs gets none."""
+
+    def __init__(self, stack: contextlib.ExitStack, path: Path):
+        self._stack, self._path = stack, path
+        self._file: IO[str] | None = None
+
+    def __call__(self, text: str) -> None:
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8", buffering=1)
+            self._stack.callback(self._file.close)
+        with contextlib.suppress(OSError, ValueError):
+            self._file.write(text)
+
+
+def _pass_on(process: subprocess.Popen[bytes], ended: threading.Event, log: Log) -> None:
+    while not ended.is_set():
+        got = signal.sigtimedwait(PASSED_ON, 0.5)
+        if got is None:
+            continue
+        if got.si_code == FROM_KERNEL:
+            log.line(f"forensics: received signal {signal.Signals(got.si_signo).name} from the terminal".encode())
+            continue
+        _send(process, got.si_signo, log)
+
+
+def _send(process: subprocess.Popen[bytes], number: int, log: Log) -> None:
+    log.line(f"forensics: received signal {signal.Signals(number).name}, passing it on".encode())
+    with contextlib.suppress(OSError):
+        process.send_signal(number)
