@@ -111,7 +111,8 @@ class Reader:
         kinds.update(kind for kind, count in scan.seen_kinds.items() if count)
         if rows.metrics:
             kinds.add("train")
-        if not kinds - {"nccl", "scheduler"} and not (kinds and len(lines) > 20):
+        apart = claimed is not None and claimed.kind in ("gpu", "environment")  # samples and snapshots are no part of the training's log
+        if not kinds - {"nccl", "scheduler"} and not (kinds and len(lines) > 20) and not apart:
             kinds.add("train")
         info.kinds = tuple(sorted(kinds | ({claimed.kind} if claimed else set())))
 

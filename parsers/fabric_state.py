@@ -1,7 +1,7 @@
 """State of network and PCIe links: `ibstat`, `ibstatus`, `ibv_devinfo`, and `lspci -vv`.
 
-Events: `ib_port` (fields `device`, `port`, `state`, `physical`, `rate` in Gb/s, `layer`), `pcie_link` (fields `pci`, `speed`, `width`,
-`width_cap`, `downgraded`), `pcie_acs` (fields `pci`, `redirect`: whether the bridge sends peer traffic up to the root).
+Events: `ib_port` (fields `device`, `port`, `state`, `physical`, `rate` in Gb/s, `layer`), `lspci_link` (fields `pci`, `speed`, `width`,
+`width_cap`, `downgraded`), `lspci_acs` (fields `pci`, `redirect`: whether the bridge sends peer traffic up to the root).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _lspci(line: Line, rows: Rows, context: Context) -> None:
         pci, what, _ = _device(context)
         # Request or completion redirect sends peer traffic up to the root complex: direct transfers fail or crawl.
         redirect = "ReqRedir+" in text or "CmpltRedir+" in text
-        rows.event(line, "pcie_acs", "info", gpu=None, fields={"pci": pci, "device": what, "redirect": redirect})
+        rows.event(line, "lspci_acs", "info", gpu=None, fields={"pci": pci, "device": what, "redirect": redirect})
         return
     found = _LINK.search(text)
     if found and "LnkSta:" in text:
@@ -109,7 +109,7 @@ def _lspci(line: Line, rows: Rows, context: Context) -> None:
         width = float(found["width"])
         narrow = bool(found["narrow"]) or (cap is not None and width < cap)
         fields = {"pci": pci, "device": what, "speed": float(found["speed"]), "width": width, "width_cap": cap, "downgraded": narrow}
-        rows.event(line, "pcie_link", "warning" if narrow else "info", fields=fields)
+        rows.event(line, "lspci_link", "warning" if narrow else "info", fields=fields)
 
 
 PARSER = (

@@ -177,6 +177,6 @@ def _concise(line: Line, text: str, cards: dict[str, dict[str, Any]]) -> None:
 
 
 PARSER = (
-    LineParser("nvidia-smi dmon", ("# gpu ", "#Date ", "#Time "), _monitor, kind="gpu"),
-    LineParser("rocm-smi", ("ROCm System Management Interface =",), _rocm, kind="gpu"),
+    LineParser("nvidia-smi dmon", ("# gpu ", "#Date ", "#Time "), _monitor),
+    LineParser("rocm-smi", ("ROCm System Management Interface =",), _rocm),
 )

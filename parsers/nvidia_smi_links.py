@@ -98,6 +98,6 @@ def _nvlink(line: Line, rows: Rows, context: Context) -> None:
 
 
 PARSER = (
-    LineParser("nvidia-smi topo", ("\tGPU0\t", "GPU0\tGPU1", "        GPU0  "), _topo, kind="gpu"),
-    LineParser("nvidia-smi nvlink", (" (UUID: GPU-",), _nvlink, kind="gpu"),
+    LineParser("nvidia-smi topo", ("\tGPU0\t", "GPU0\tGPU1", "        GPU0  "), _topo),
+    LineParser("nvidia-smi nvlink", (" (UUID: GPU-",), _nvlink),
 )

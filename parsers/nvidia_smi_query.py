@@ -206,4 +206,4 @@ def _judge(rows: Rows, card: dict[str, Any]) -> None:
             _health(rows, card, speed[0], "link_generation", f"{now:g}", maximum=most)
 
 
-PARSER = LineParser("nvidia-smi -q", ("===NVSMI LOG===",), _parse, kind="gpu")
+PARSER = LineParser("nvidia-smi -q", ("===NVSMI LOG===",), _parse)

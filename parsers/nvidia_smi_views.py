@@ -214,8 +214,8 @@ def _bare_parse(source: Source, rows: Rows) -> None:
 
 
 PARSER = (
-    LineParser("nvidia-smi table", ("| NVIDIA-SMI ",), _table, kind="gpu"),
-    LineParser("nvidia-smi -L", (" (UUID: GPU-",), _list, kind="gpu"),
-    LineParser("compute apps", ("used_memory [MiB]", "used_gpu_memory [MiB]"), _apps, kind="gpu"),
+    LineParser("nvidia-smi table", ("| NVIDIA-SMI ",), _table),
+    LineParser("nvidia-smi -L", (" (UUID: GPU-",), _list),
+    LineParser("compute apps", ("used_memory [MiB]", "used_gpu_memory [MiB]"), _apps),
     FileParser("compute apps without header", "gpu", _bare_recognises, _bare_parse),
 )
