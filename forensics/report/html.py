@@ -30,16 +30,17 @@ ENVIRONMENT = 300  # items of the environment listed
 LARGEST = 2_500_000  # bytes the page may have
 
 
-def render_html(model: PostMortem, lang: str = "en") -> str:
+def render_html(model: PostMortem, lang: str = "en", plotly_at: str | None = None) -> str:
     """The whole page.  `lang`: `en` or `zh` (ValueError for another).
 
+    plotly_at: where a copy of plotly.js shared by several pages lies, relative to the page; without it the page carries its own.
     The page stays under 2.5 MB: should the lines around the quotes and the curves be too many, the lines go first.
     """
     view = View(model, lang)
-    page = _render(view)
+    page = _render(view, plotly_at)
     if len(page.encode()) > LARGEST:
         view.page.context = {}
-        page = _render(view)
+        page = _render(view, plotly_at)
     return page
 
 
@@ -48,8 +49,9 @@ def render_fragment(model: PostMortem, lang: str = "en") -> str:
     return _environment().get_template("fragment.html.j2").render(v=View(model, lang), w=View(model, lang).words)
 
 
-def _render(view: View) -> str:
-    plotly = _plotly()
+def _render(view: View, plotly_at: str | None) -> str:
+    # A script that the policy allows by its hash may load the shared library: that is what 'strict-dynamic' says.
+    plotly = {"packed": "-", "hash": "'strict-dynamic'"} if plotly_at else _plotly()
     data = plots.payload(view)
     script, style = _asset("page.js"), _asset("style.css")
     state = {"plot": data, "ranks": _rank_rows(view), "words": _script_words(view)}
@@ -61,6 +63,7 @@ def _render(view: View) -> str:
         style=Markup(style),
         policy=_policy(script, style, plotly["hash"] if data["lanes"] or data["marks"] else ""),
         plotly=plotly["packed"] if data["lanes"] or data["marks"] else "",
+        plotly_at=plotly_at or "",
         state=base64.b64encode(gzip.compress(json.dumps(state, separators=(",", ":")).encode(), 9, mtime=0)).decode(),
         onion=_onion(view),
         sentence=_sentence(view),

@@ -190,7 +190,8 @@
       const set = Element.prototype.setAttribute;
       Element.prototype.setAttribute = function (name, value) { if (name === "style" && this.style) this.style.cssText = value; else set.call(this, name, value); };
       const script = document.createElement("script");
-      script.textContent = await unpack("plotly");
+      const shared = $("plotly").dataset.src;
+      if (!shared) script.textContent = await unpack("plotly");
       /* The bundle also brings the style sheet of a map library; maps are not drawn here and the policy would refuse it. */
       const make = document.createElement;
       document.createElement = function (name, ...more) {
@@ -198,7 +199,9 @@
         if (name === "style") Object.defineProperty(element, "textContent", { set() {} });
         return element;
       };
-      document.head.append(script);
+      /* Pages of one archive share a copy of the library beside them. */
+      if (shared) await new Promise((done, failed) => { script.onload = done; script.onerror = failed; script.src = shared; document.head.append(script); });
+      else document.head.append(script);
       document.createElement = make;
       $("plotly").remove();
       draw();
