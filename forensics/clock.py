@@ -125,6 +125,8 @@ def _place(
     for key, (step, *_rest) in steps.items():
         if not tracks[key].zoned or known is not None:
             view.add_train(views[key], -step)
+    # A host whose training log is off by seconds or minutes has a wrong clock, and its kernel log reads the same one.
+    skew = {host: step for key, (step, basis, _, _) in steps.items() if basis == "events" and abs(step) <= 900 and (host := _host(files, key[0]))}
     # 2. What each host's own clock is from UTC, by epochs in its lines or a zone in its text.
     zones = {key: clock_tracks.zone_of(one) for key, one in tracks.items()}
     host_zone: dict[str, float] = {}
@@ -145,7 +147,7 @@ def _place(
         if key in steps and one.group == "train":
             continue
         if one.mono:
-            _place_mono(one, near, decision, view, views[key], shift)
+            _place_mono(one, near, decision, view, views[key], shift, skew.get(one.host, 0.0))
             continue
         zone = zones[key] if zones[key] is not None else common
         drift, basis, spread, facts = clock_tracks.drift_near(one, near + decision.step)
@@ -161,6 +163,8 @@ def _place(
         facts |= {"step_s": step, "votes": round(decision.margin, 2), **({"zone_s": zone} if zone is not None else {})}
         uncertainty = max(spread, one.precision, decision.uncertainty)
         one.drift = drift
+        if ahead := skew.get(one.host, 0.0):
+            step, facts["host_ahead_s"] = step + ahead, round(ahead, 3)
         steps[key] = (step + drift, basis, uncertainty, facts)
     for key, (offset, basis, uncertainty, facts) in steps.items():
         one = tracks[key]
@@ -182,8 +186,10 @@ def _view_of(one: Track, row: Rows) -> votes.Seen:
     return votes.Seen.of(one.source, one.form, one.points, one.local, row)
 
 
-def _place_mono(one: Track, near: float, decision: votes.Decision, view: votes.View, seen: votes.Seen, shift: float) -> None:
-    """Pieces for each boot of a raw kernel log."""
+def _place_mono(
+    one: Track, near: float, decision: votes.Decision, view: votes.View, seen: votes.Seen, shift: float, ahead: float = 0.0
+) -> None:
+    """Pieces for each boot of a raw kernel log; ahead: seconds by which the host's wall clock, so its epochs too, is wrong."""
     starts = dates.boot_starts(one.points, one.boots)
     zone = decision.reference_zone
     zeros: list[float | None] = []
@@ -194,8 +200,8 @@ def _place_mono(one: Track, near: float, decision: votes.Decision, view: votes.V
         stop = starts[index + 1] if index + 1 < len(starts) else 1 << 62
         anchors = [anchor for anchor in one.epochs if start <= anchor[0] < stop]
         anchors = [anchor for anchor in anchors if anchor[3] != "rtc"] or anchors
-        gaps = [(s, epoch - s) for _, s, epoch, _ in anchors]
-        by_line = [(line, epoch - s) for line, s, epoch, _ in anchors]
+        gaps = [(s, epoch - ahead - s) for _, s, epoch, _ in anchors]
+        by_line = [(line, epoch - ahead - s) for line, s, epoch, _ in anchors]
         last = index == len(starts) - 1
         if gaps:
             rough = median(value for _, value in gaps)

@@ -55,7 +55,7 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
 
 PARSER = LineParser(
     name="titan",
-    triggers=(" tps: ", "|Loss: ", " | loss:", "CUDA memory allocation retries"),
+    triggers=("tps: ", "|Loss: ", " | loss:", "CUDA memory allocation retries"),
     parse=_parse,
     kind="train",
     readings=True,

@@ -308,10 +308,11 @@ def judge_distributions(run: Run) -> Iterator[Finding]:
         return
     count = min(len(chosen), len(rejected))
     below = [i for i in range(count) if chosen.value[i] < rejected.value[i]]
-    if len(below) >= max(1, 0.7 * count):
-        yield found(
-            "series.reward-inverted", "reward/reward-inverted", chosen, below[0], 0.65, covers, [(rejected, below[0])], readings=len(below)
-        )
+    end = max(MIN_POINTS, count // 3)  # the state at the end counts: most runs begin in order
+    late = [i for i in below if i >= count - end]
+    if len(below) >= max(1, 0.7 * count) or (count >= 2 * end and len(late) >= 0.85 * end):
+        start = below[0] if len(below) >= 0.7 * count else _order_lost(chosen, rejected, count)
+        yield found("series.reward-inverted", "reward/reward-inverted", chosen, start, 0.65, covers, [(rejected, start)], readings=len(below))
         return
     spread = max(level(wide_a) if len(wide_a) else 0.0, level(wide_b) if len(wide_b) else 0.0)
     gap = level(chosen) - level(rejected)
@@ -335,6 +336,14 @@ def judge_distributions(run: Run) -> Iterator[Finding]:
         gap=short(gap),
         overlap="?" if overlap is None else f"{overlap:.0%}",
     )
+
+
+def _order_lost(chosen: Series, rejected: Series, count: int) -> int:
+    """The reading after the last one at which the chosen answers led over a window of five."""
+    for i in range(count - 1, 3, -1):
+        if sum(chosen.value[k] > rejected.value[k] for k in range(i - 4, i + 1)) >= 4:
+            return min(i + 1, count - 1)
+    return 0
 
 
 def _overlap(gap: float, spread: float) -> float:
