@@ -429,9 +429,10 @@ def judge_coefficient(run: Run) -> Iterator[Finding]:
         yield undecided("series.kl-coefficient", None, covers, "kl_coef")
         return
     still = constant_run(beta.value)
-    low = [i for i, v in enumerate(margin.value) if v < 0.2]
+    late = margin.value[-max(3, len(margin) // 3) :]  # margins that stay low, not ones that were low at the start
+    low = [v for v in late if v < 0.2]
     fixed = still is not None and still[1] >= max(3, 0.9 * len(beta))
-    stuck = fixed and len(margin) >= 3 and len(low) >= 0.8 * len(margin)
+    stuck = fixed and len(margin) >= 3 and len(low) >= 0.8 * len(late)
     high = tail_level(beta.value) > 0.5
     if stuck or high:
         yield found(

@@ -53,7 +53,7 @@ TRUTH = {
         ("train.log", r"(?:Chosen|Rejected) mean: "),
         {},
         {},
-        {"S1": "ok", "S2": "ok", "S3": "ok", "S4": "ok", "S5": "ok", "S7": "guilty", "S9": "ok", "S10": "ok"},
+        {"S1": "ok", "S2": "ok", "S3": "ok", "S4": "ok", "S5": "ok", "S7": "guilty", "S8": "suspect", "S9": "ok", "S10": "ok"},
     ),
     "healthy": Truth("none/healthy"),
     "interrupted": Truth("none/interrupted-by-user"),
