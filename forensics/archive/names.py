@@ -22,7 +22,8 @@ def assign(paths: list[str], prefix: str = "") -> list[str]:
     count = Counter(name.lower() for name in names)
     heads = Counter(head for name in names for head in _heads(name.lower()))
     return [
-        name if count[name.lower()] == 1 and not heads[name.lower()] else f"{name}-{_hash(path)}" for name, path in zip(names, paths, strict=True)
+        name if count[name.lower()] == 1 and not heads[name.lower()] else f"{name}-{_hash(path)}"
+        for name, path in zip(names, paths, strict=True)
     ]
 
 

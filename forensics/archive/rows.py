@@ -68,8 +68,8 @@ def run_row(report: Report) -> dict[str, Any]:
         "torch": _item(facts["environment"], "version.torch"),
         "cuda": _item(facts["environment"], "version.cuda", "version.cuda_runtime"),
         "nccl": _item(facts["environment"], "version.nccl"),
-        "output_dir": _item(run.settings, "output_dir", "save_dir", "default_local_dir", "save"),
-        "resumed": bool(run.kind("resumed", "resume", "checkpoint_loaded")),
+        "saved_to": _folder(run, "checkpoint_saved"),
+        "resumed_from": _folder(run, "resume"),
         "files": len(run.files),
         "bytes": sum(info.size for info in run.files.values()),
         "findings": sum(f.outcome == "found" for f in run.findings),
@@ -135,7 +135,11 @@ def _lost(report: Report, hours: float | None) -> float | None:
     if hours is None or run.started is None or run.ended is None or not run.world_size:
         return None
     failed = first.time if first and first.time is not None else run.ended
-    saved = [event.time for event in run.kind("checkpoint_saved") if event.time is not None and run.started <= event.time <= min(failed, run.ended)]
+    saved = [
+        event.time
+        for event in run.kind("checkpoint_saved")
+        if event.time is not None and run.started <= event.time <= min(failed, run.ended)
+    ]
     return round((run.ended - max(saved, default=run.started)) * run.world_size / 3600, 4)
 
 
@@ -146,6 +150,16 @@ def _last_words(report: Report) -> str | None:
     last = report.model.page.last
     marks = [mark for mark in report.model.page.marks if mark.severity in ("error", "fatal")]
     return marks[-1].text if marks else last.text if last else None
+
+
+def _folder(run: Run, kind: str) -> str | None:
+    """A hash of the folder of checkpoints that such events name: enough to see that two runs share it, and tells no path."""
+    for event in run.kind(kind):
+        match = re.search(r"(/?(?:[\w.+=-]+/)+)(?:[\w.+=-]*\d+/?)?", event.text)
+        if match:
+            folder = re.sub(r"/(?:checkpoint|global_?step|step|iter|epoch)[-_=]?\d*/.*$|/+$", "", match[1])
+            return hashlib.blake2b(folder.encode("utf-8", "replace"), digest_size=4).hexdigest()
+    return None
 
 
 def _short(value: Any) -> str | None:

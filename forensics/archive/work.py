@@ -82,7 +82,7 @@ def content_hash(tree: LocalTree, files: list[str]) -> str | None:
 
 def _place(tree: LocalTree | StoreTree, task: dict[str, Any], scratch: Path) -> Path:
     """The evidence as a local path: where it lies, or a folder with the run's files alone."""
-    kind, path, files = task["kind"], task["path"], task["files"]
+    kind, path, files = task["kind"], task["folder"], task["files"]
     if isinstance(tree, LocalTree):
         if kind == "archive" or (kind == "files" and len(files) == 1):
             return tree.real(files[0])
@@ -121,6 +121,7 @@ def _archive(place: Path, task: dict[str, Any], answer: dict[str, Any], scratch:
         why = "; ".join(notes[:3]) or "; ".join(f"{name}: {reason}" for name, reason in found.left[:3]) or "no log in it"
         raise Unusable(f"{path}: nothing to read ({why})")
     answer["left"] += [[f"{path}!{name}", "left", reason] for name, reason in found.left]
+    answer["left"] += [[path, "partly", note] for note in notes]
     if len(found.runs) == 1:
         answer["runs"].append(_inner(folder, found.runs[0], task, task["run"], path, notes, scratch))
         return
@@ -128,7 +129,6 @@ def _archive(place: Path, task: dict[str, Any], answer: dict[str, Any], scratch:
     staged.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(staged, ignore_errors=True)
     shutil.move(str(folder), str(staged))
-    answer["left"] += [[path, "note", note] for note in notes]
     names = assign([run.path for run in found.runs], task["run"])
     answer["parts"] = [
         {"root": str(staged), "kind": run.kind, "path": run.path, "files": [name for name, _ in run.files], "run": name}
@@ -137,16 +137,21 @@ def _archive(place: Path, task: dict[str, Any], answer: dict[str, Any], scratch:
 
 
 def _inner(folder: Path, found: Found, task: dict[str, Any], run: str, path: str, notes: list[str], scratch: Path) -> dict[str, Any]:
-    inner = {**task, "root": str(folder), "kind": found.kind, "path": found.path, "files": [name for name, _ in found.files], "link": False}
+    inner = {
+        **task,
+        "root": str(folder),
+        "kind": found.kind,
+        "folder": found.path,
+        "files": [name for name, _ in found.files],
+        "link": False,
+    }
     return _analyse(_place(LocalTree(folder), inner, scratch), task, run, path, notes)
 
 
 def _analyse(place: Path, task: dict[str, Any], run: str, path: str, notes: list[str]) -> dict[str, Any]:
     from forensics.report.html import render_html
 
-    report = analyze(
-        place, lang=task["lang"], tz=task["tz"], rules=task["rules"], redact=task["redact"], hide_hosts=task["hide_hosts"]
-    )
+    report = analyze(place, lang=task["lang"], tz=task["tz"], rules=task["rules"], redact=task["redact"], hide_hosts=task["hide_hosts"])
     assert report.model is not None
     reports = Path(task["out"]) / "reports"
     try:
