@@ -108,8 +108,11 @@ def encoding(head: bytes) -> str:
     return ""
 
 
-def blocks(stream: io.BufferedIOBase, size: int = BLOCK, on_error: Callable[[str], None] | None = None) -> Iterator[Block]:
-    """Yield the stream's blocks.  A read error ends the file: what was read stands, and `on_error` is told."""
+def blocks(stream: io.BufferedIOBase, size: int = BLOCK, on_error: Callable[[str], None] | None = None, count: bool = True) -> Iterator[Block]:
+    """Yield the stream's blocks.  A read error ends the file: what was read stands, and `on_error` is told.
+
+    With `count` off `first_line` and `lines` are left at 0 for the reader to fill: counting is a pass of its own.
+    """
     rest, line, first = b"", 1, True
     decoder: codecs.IncrementalDecoder | None = None
     while True:
@@ -135,7 +138,7 @@ def blocks(stream: io.BufferedIOBase, size: int = BLOCK, on_error: Callable[[str
         if last:
             rest += data
             if rest:
-                yield Block(rest, line, rest.count(b"\n"))
+                yield Block(rest, line, rest.count(b"\n")) if count else Block(rest, 0, 0)
             return
         cut = data.rfind(b"\n") + 1
         if not cut:
@@ -146,6 +149,6 @@ def blocks(stream: io.BufferedIOBase, size: int = BLOCK, on_error: Callable[[str
             continue
         whole = rest + data[:cut] if rest else data[:cut] if cut < len(data) else data
         rest = data[cut:]
-        count = whole.count(b"\n")
-        yield Block(whole, line, count)
-        line += count
+        lines = whole.count(b"\n") if count else 0
+        yield Block(whole, line if count else 0, lines)
+        line += lines

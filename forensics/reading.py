@@ -52,11 +52,17 @@ class Reader:
         total = sum(member.info.size for member in evidence.members)
         done = 0
         rows: dict[str, Rows] = {}
-        with ThreadPoolExecutor(self.threads) as pool:
+        with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as aside:
+            # Large tables are the dataframe engine's work, which leaves the interpreter free for the logs meanwhile.
+            tables = {
+                member.path: aside.submit(self._file, member, pool)
+                for member in evidence.members
+                if member.info.size >= SMALL and self._claim(member) is not None
+            }
             for member in evidence.members:
                 if progress:
                     progress(member.path, done, total)
-                rows[member.path] = self._file(member, pool)
+                rows[member.path] = tables[member.path].result() if member.path in tables else self._file(member, pool)
                 done += member.info.size
         run = Run(evidence.name)
         run.files = {member.path: member.info for member in evidence.members}
@@ -104,7 +110,7 @@ class Reader:
         kinds = set(kinds_of(lines))
         scan = Scan(self.matcher, rows, frozenset(kinds), survey(lines), find=finder(lines))
         with blocks.open_plain(member.real) as stream:
-            scan.run(blocks.blocks(stream, on_error=rows.note), pool if info.size >= SMALL else None)
+            scan.run(blocks.blocks(stream, on_error=rows.note, count=False), pool if info.size >= SMALL else None)
         edges(rows, member.head.text, scan.carry, scan.carry_line, scan.find)
         info.lines = scan.lines
         info.stamped = scan.stamped

@@ -93,6 +93,7 @@ class Run:
     restarts: dict[str, list[int]] = field(default_factory=dict)  # file -> lines at which an attempt begins, ascending
     restart_times: list[float] = field(default_factory=list)
     clock_uncertainty: dict[str, float] = field(default_factory=dict)  # file -> seconds by which its clock may be off
+    memo: dict[str, Any] = field(default_factory=dict)  # what rules work out once and share, by name
     settings: dict[str, Any] = field(default_factory=dict)  # run configuration: canonical key -> value
 
     def __post_init__(self) -> None:

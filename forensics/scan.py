@@ -24,8 +24,11 @@ from parsers.base import Context, Event, Line, LineParser, Rows, Stamp
 from parsers.prefixes import Style, clean, strip
 from rules.base import Signature
 
-FLOOD = 1_000  # lines of one file per literal that are read one by one before thinning sets in
-READINGS = 2_500  # the same for literals of parsers that take readings from every line (metrics)
+# Lines of one file per literal that are read one by one before thinning sets in, in files below and above LARGE bytes; and
+# the same for literals of parsers that take readings from every line (metrics).
+FLOOD = (5_000, 1_000)
+READINGS = (20_000, 2_500)
+LARGE = 64 << 20
 EDGE = 3  # lines per block, at each end, that are read of a sparse or flooding literal
 SPREAD = 16  # lines per block, evenly spread, that are read of readings past their limit
 TAIL = 16 << 20  # bytes at the end of a file in which readings are taken in full again: the crash is there
@@ -156,6 +159,7 @@ class Scan:
     before: bytes = b""
     find: Callable[[str], Stamp | None] = find_stamp  # see forensics.odd_stamps
     flooding: frozenset[int] = frozenset()
+    next_line: int = 1  # number of the line that the next block begins with
     size: int = 0  # bytes of the file, 0 where unknown (compressed)
 
     def run(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> None:
@@ -189,7 +193,7 @@ class Scan:
     def block(self, block: Block, hits: list[Hit], following: Block | None) -> None:
         """Read the lines of one block that hold a literal."""
         data = block.data
-        self.lines = block.first_line + block.lines - (1 if data.endswith(b"\n") else 0)
+        block.first_line = self.next_line
         self.bytes += len(data)
         reader = _Reader(self, block, following)
         if hits:
@@ -210,20 +214,23 @@ class Scan:
             group = {literal}
         if group:
             self._segment(reader, begin, end_of_segment, number, group)
+        block.lines = number - block.first_line + data.count(b"\n", at)
+        self.next_line = block.first_line + block.lines
+        self.lines = self.next_line - (1 if data.endswith(b"\n") else 0)
         # The last stamp of the block serves the next one's first lines.
-        end_line = block.first_line + block.lines
-        reader.inherit(len(data), end_line)
+        reader.inherit(len(data), self.next_line)
         self.before = data[-REACH:]
 
     def _thinned(self, hits: list[Hit]) -> list[Hit]:
         per_literal = Counter(hit[0] for hit in hits)
         thin = set()
+        large = max(self.size, self.bytes) > LARGE
         for literal, count in per_literal.items():
             self.counts[literal] += count
             if literal in self.matcher.readings:
-                if self.counts[literal] > READINGS and literal not in self.flooding:
+                if self.counts[literal] > READINGS[large] and literal not in self.flooding:
                     self.flooding |= {literal}
-            elif (literal in self.matcher.sparse or self.counts[literal] > FLOOD) and count > 2 * EDGE:
+            elif (literal in self.matcher.sparse or self.counts[literal] > FLOOD[large]) and count > 2 * EDGE:
                 thin.add(literal)
         if thin:
             self.flooding |= thin
@@ -379,8 +386,9 @@ class _Reader:
         else:
             return
         if self.after:
+            number += data.count(b"\n", at) if at < len(data) else 0
             for more, piece in enumerate(self.after.split(b"\n")[: limit - offset]):
-                yield self._neighbour(piece[:TEXT], self.block.first_line + self.block.lines + more, of)
+                yield self._neighbour(piece[:TEXT], number + more, of)
 
     def preceding(self, begin: int, number: int, limit: int, of: Line) -> Iterator[Line]:
         """Cleaned lines above the one that begins at `begin`, nearest first."""

@@ -80,6 +80,7 @@ FAILURE = re.compile(r"\[?(?:GPU is lost|Unknown Error|GPU requires reset|Timeou
 FAILED_LINE = re.compile(
     r"Unable to determine the device handle|Failed to initialize NVML|NVIDIA-SMI has failed|No devices were found|GPU is lost|couldn't communicate"
 )
+HEADER_WORDS = (b"timestamp", b"index", b"memory.", b"utilization", b"_pct", b"power")
 LETTER_FIRST = re.compile(rb"^[A-Za-z]", re.M)
 STAMP_CELL = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d")
 PCI = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
@@ -128,7 +129,9 @@ def _header(line: str) -> list[str] | None:
 
 def _headers(data: bytes, lines: list[str]) -> list[int]:
     """Numbers (from 0) of the lines that are headers."""
-    found = []
+    found: list[int] = []
+    if not any(word in data for word in HEADER_WORDS):  # a search of the whole block costs less than a look at each line
+        return found
     number = at = 0
     for match in LETTER_FIRST.finditer(data):
         number += data.count(b"\n", at, match.start())
