@@ -387,7 +387,7 @@ class _Reader:
             return
         if self.after:
             number += data.count(b"\n", at) if at < len(data) else 0
-            for more, piece in enumerate(self.after.split(b"\n")[: limit - offset]):
+            for more, piece in enumerate(self.after.removesuffix(b"\n").split(b"\n")[: limit - offset]):
                 yield self._neighbour(piece[:TEXT], number + more, of)
 
     def preceding(self, begin: int, number: int, limit: int, of: Line) -> Iterator[Line]:
