@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import regex
 
+from rules import error_words
 from rules.base import Evidence, Finding, Rule
 from rules.process_view import VICTIMS, at_error, ended_badly, finding, frame_text, is_launcher, order, roles, short_type, went_on
 
@@ -313,6 +314,18 @@ def _classify(run: Run, event: Event, group: list[Event]) -> Iterator[Finding]:
             facts=facts,
             covers=("H3",),
             **more,
+        )
+        return
+    words = error_words.cause_of(name, message, event.fields.get("frames") or [])
+    if words is not None and words[0] != "training/code-exception":
+        yield finding(
+            "stack-trace.words",
+            group,
+            evidence,
+            cause=words[0],
+            weight=words[1],
+            facts={**facts, "layer": words[0].partition("/")[0]},
+            covers=("H3",),
         )
         return
     own = bool(inner.get("user")) and name in MISTAKES
