@@ -41,7 +41,9 @@ for module in (analyze, archive, bring, explain, setup):
 def run() -> int:
     """Run the command line; returns the exit status: 0 analysed, 1 internal fault, 2 unusable input or usage, 3 a failure was named (`--check`)."""
     try:
-        app(standalone_mode=False)
+        status = app(standalone_mode=False)  # a raised typer.Exit comes back as its status
+        if isinstance(status, int):
+            return status
     except typer.Exit as leave:
         return leave.exit_code
     except SystemExit as leave:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -42,10 +43,8 @@ def ask(command: tuple[str, ...], timeout: float) -> Answer:
         except subprocess.TimeoutExpired:
             status = None
             process.kill()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                pass
         answer = Answer(_read(out), _read(err), status)
     if status is None:
         answer.note = f"gave no answer within {timeout:g} s"

@@ -9,10 +9,41 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGES = (
-    "torch transformers accelerate trl peft datasets tokenizers deepspeed vllm sglang flash-attn xformers bitsandbytes triton numpy ray verl "
-    "openrlhf nemo-rl megatron-core transformer-engine apex lightning pytorch-lightning liger-kernel unsloth huggingface-hub safetensors "
-    "nvidia-nccl-cu12 nvidia-nccl-cu13 nvidia-cudnn-cu12 nvidia-cudnn-cu13 nvidia-cublas-cu12 wandb"
-).split()
+    "torch",
+    "transformers",
+    "accelerate",
+    "trl",
+    "peft",
+    "datasets",
+    "tokenizers",
+    "deepspeed",
+    "vllm",
+    "sglang",
+    "flash-attn",
+    "xformers",
+    "bitsandbytes",
+    "triton",
+    "numpy",
+    "ray",
+    "verl",
+    "openrlhf",
+    "nemo-rl",
+    "megatron-core",
+    "transformer-engine",
+    "apex",
+    "lightning",
+    "pytorch-lightning",
+    "liger-kernel",
+    "unsloth",
+    "huggingface-hub",
+    "safetensors",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+    "nvidia-cublas-cu12",
+    "wandb",
+)
 
 # Printed in the forms of `python -m torch.utils.collect_env` and `pip list`.
 SCRIPT = """

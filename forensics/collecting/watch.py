@@ -6,6 +6,7 @@ that falls off the bus costs one sample, not the sampler; what nvidia-smi says i
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -88,8 +89,6 @@ def watch(interval: float, write: Callable[[str], object], stop: threading.Event
     sampler = Sampler(interval, write)
     if stop is not None:
         sampler._ended = stop
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         sampler.work()
-    except KeyboardInterrupt:
-        pass
     return sampler
