@@ -41,6 +41,7 @@ def analyse(folder: Path) -> dict[str, Any]:
         clocks = [postmortem.describe_clock(clock, known) for clock in run.clocks]
     row: dict[str, Any] = {"case": folder.name, "group": folder.parent.name, "label": label, "said": said, "seconds": time.perf_counter() - started}
     row["features"] = result.features
+    row["reason"] = result.reason
     row["notes"] = [f"{path}: {note}" for path, info in run.files.items() for note in info.notes if "failed" in note]
     row["notes"] += [f"{f.rule}: {f.needs}" for f in findings if f.needs.startswith("the rule failed")]
     row["candidates"] = [
