@@ -82,7 +82,19 @@ CLOUD = regex.compile(
 
 
 def _add(line: Line, rows: Rows, system: str, what: str, why: str | None = None, **more: Any) -> None:
-    rows.event(line, "platform", "error", fields={"system": system, "what": what, "why": why, **more})
+    place = {"host": more["node"]} if more.get("node") else {}
+    rows.event(line, "platform", "error", fields={"system": system, "what": what, "why": why, **more}, **place)
+
+
+POD_NODE = regex.compile(r"^\s{0,8}(?:Node: {1,20}(?P<node>[a-z0-9][\w.-]{0,120})/|nodeName: (?P<node2>[a-z0-9][\w.-]{0,120}))")
+
+
+def _pod_node(line: Line, context: Context) -> dict[str, Any]:
+    """The node of a pod whose description the line stands in."""
+    if not line.text[:1].isspace():
+        return {}
+    found = next((f for above in context.preceding(80) if (f := POD_NODE.match(above.text)) is not None), None)
+    return {"node": found["node"] or found["node2"]} if found else {}
 
 
 def _claim(found: regex.Match) -> str:
@@ -120,7 +132,7 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
             (found["by"] or found["caught"] or found["caught2"] or found["why"] or "").strip() or None,
         )
     elif K8S_OOM.search(text):
-        _add(line, rows, "k8s", "oom", "node" if "System OOM" in text else "container")
+        _add(line, rows, "k8s", "oom", "node" if "System OOM" in text else "container", **_pod_node(line, context))
     elif (found := EVICTED.search(text)) is not None:
         resource = found["res"] or (
             "ephemeral-storage"

@@ -298,6 +298,7 @@ PARSER = LineParser(
         "GPU reset",
         " hardware errors detected in ",
         "amdgpu_job_timedout",
+        " timeout, signaled seq=",
         "MODE1 reset",
         "mode1 reset",
     ),

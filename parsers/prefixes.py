@@ -66,7 +66,7 @@ _NCCL = re.compile(
 _DOCKER_JSON = re.compile(r'\{"log":"(?P<log>(?:[^"\\]|\\.){0,60000})","stream":"std(?:out|err)"')
 _SYSLOG = re.compile(
     r"(?:<[0-9]{1,3}>)?(?:[^\W\d_]{3,5}\.? {1,2}[0-9]{1,2} [0-9:]{8}(?:\.[0-9]{1,6})?|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2}))"
-    r" (?P<host>[A-Za-z0-9][\w.-]{0,80}) (?P<program>[\w./()@-]{1,60})(?:\[(?P<pid>[0-9]{1,9})\])?: "
+    r" (?P<host>[A-Za-z0-9][\w.-]{0,80}) (?P<program>(?!\()[\w./()@-]{1,60})(?:\[(?P<pid>[0-9]{1,9})\])?: "
 )
 # Words that stand before a colon at the start of ordinary lines; none is a host.
 _COMMON = """

@@ -30,6 +30,8 @@ USED = regex.compile(
 NODE = regex.compile(
     r"(?:The node with node id|Node|node) .{0,300}?(?:has been marked dead|missed too many heartbeats|marked as dead|is dead)"
 )
+# The dead node's own address (`and address: 10.0.0.7 and node name: …`; older versions `and ip: …`).
+ADDRESS = regex.compile(r"\b(?:address|ip|IP): (?P<ip>[0-9A-Za-z][\w.:-]{1,80}?)(?=[\s,)]|$)")
 RAYLET_GONE = regex.compile(
     r"Raylet is terminated|raylet process died|The raylet .{0,40}died|Failed to connect to GCS|gcs_server.{0,60}(?:died|unavailable)|GCS.{0,20}is (?:down|dead)"
 )
@@ -106,7 +108,9 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         if found["type"] not in ("INTENDED_USER_EXIT", "INTENDED_SYSTEM_EXIT"):
             rows.event(line, "ray_death", "warning", fields={"what": "worker", "exit_type": found["type"], "detail": found["detail"][:400]})
     elif NODE.search(text) or RAYLET_GONE.search(text):
-        rows.event(line, "ray_death", "error", fields={"what": "node"})
+        where = ADDRESS.search(text)
+        more = {"host": where["ip"]} if where else {}
+        rows.event(line, "ray_death", "error", fields={"what": "node"}, **more)
     elif (found := WAIT.search(text)) is not None:
         want = found["want"] or found["want2"] or found["want3"] or (f"GPU: {found['need']}, have {found['have']}" if found["need"] else "")
         rows.event(line, "ray_wait", "warning", fields={"want": want[:300]})

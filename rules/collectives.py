@@ -329,6 +329,13 @@ def _watchdog_ends(run: Run) -> Iterable[Finding]:
     for name, events in groups.items():
         cause, role, weight = _ENDS[name]
         first = events[0]
+        if (
+            name == "connect"
+            and run.last_progress_at is not None
+            and all("refused" in str(e.fields.get("inner") or e.text) for e in events)
+        ):
+            # Training ran: whoever refuses now is a process that has gone.
+            cause, role, weight = "comms/peer-lost", "consequence", 0.34
         ranks = sorted({e.rank for e in events if e.rank is not None})
         yield Finding(
             f"watchdog-end-{name}",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forensics.run import Run
     from parsers.base import Event
 
+OWN = 4096.0  # MiB above the allocator's reserve that one process of the list may hold and still be this one
 OVERHEAD = 1500.0  # MiB a CUDA context and NCCL buffers take outside the allocator
 LEAK_NAMES = ("memory_allocated", "gpu_memory_allocated", "max_memory_allocated", "gpu_memory", "memory_reserved")
 
@@ -28,6 +29,12 @@ def reading(fields: dict[str, Any]) -> tuple[str, str, float, dict[str, float]]:
     reserved, unallocated, used = fields.get("reserved"), fields.get("unallocated"), fields.get("used")
     numbers = {k: round(float(v), 1) for k, v in fields.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
     others = sum(float(o["used"]) for o in fields.get("other") or [])
+    if used is None and reserved is not None and len(listed := fields.get("other") or []) >= 1:
+        # In a container torch sees host pids: its own process then stands in the list like a stranger's.
+        own = [float(o["used"]) for o in listed if reserved * 0.99 <= float(o["used"]) <= reserved + OWN]
+        if own:
+            used = min(own)
+            others -= used
     if fields.get("flavour") == "engine":
         return "gpu-oom.engine", "training/gpu-oom", 0.6, numbers
     if capacity and free is not None:

@@ -20,6 +20,7 @@ BEFORE = 60.0  # seconds before the run's first line that still count as its sta
 AFTER = 3600.0  # seconds after the run's last line in which a fault may still be the reason of the silence
 PIDS = re.compile(r"\bpid:? ?=?(\d{2,8})\b")  # `(pid: 2103)`, `worker (pid 19150)`, `pid=31337`
 MOST_PIDS = 20_000
+UNSTAMPED = 3600.0  # seconds before the first stamp in which training may already have run, where its steps above carry none
 NEAR = 300.0  # seconds around the run's end in which a death there is plausibly this one
 
 # Names the kernel gives to processes of training jobs (cut to 15 characters).
@@ -90,6 +91,7 @@ class View:
     gpus: dict[tuple[str | None, str], str] = field(default_factory=dict)  # (host, pci) -> index, from samples
     finished: float | None = None  # when the run said that it reached its end
     dated: bool = True  # whether the training log tells its own times up to its end
+    began: float | None = None  # the run's first instant, or an early guess where its first steps carry no time
 
     def __post_init__(self) -> None:
         for event in self.run.kind("boot"):
@@ -110,6 +112,7 @@ class View:
             if len(self.pids) < MOST_PIDS:
                 self.pids.update(int(found) for found in PIDS.findall(event.text[:400]))
         self.dated = self._dated()
+        self.began = self._began()
         self.finished = max(
             (e.time for e in self.run.kind("run_end") if e.time is not None and e.fields.get("reason") != "progress bar full"), default=None
         )
@@ -133,6 +136,15 @@ class View:
             return True
         return self.run.started is None or self.run.ended is None or self.run.ended - self.run.started > BEFORE
 
+    def _began(self) -> float | None:
+        """When the run began; a log whose steps carry no time and stand above its first stamp began well before it."""
+        run, place = self.run, self.run.last_progress_at
+        if run.started is None or place is None or run.progress_times:
+            return run.started
+        lines = run.progress_lines.get(place.file) or [place.line]
+        stamped = (e for e in run.events if e.source == place.file and e.line <= lines[-1] and e.stamp is not None and not e.inherited)
+        return run.started if next(stamped, None) is not None else run.started - UNSTAMPED
+
     # --- when
 
     def earlier_boot(self, event: Event) -> bool:
@@ -151,7 +163,7 @@ class View:
             return "before"
         if event.time is None:
             return "unknown"
-        if run.started is not None and event.time < run.started - BEFORE:
+        if self.began is not None and event.time < self.began - BEFORE:
             return "before"
         if self.dated and run.ended is not None and event.time > run.ended + (AFTER if self.finished is None else BEFORE):
             return "after"

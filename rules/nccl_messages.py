@@ -75,6 +75,8 @@ def faulty_host(events: list[Event], known: dict[str, str]) -> str | None:
     for event in events:
         peer = str(event.fields.get("peer") or "").split("<", 1)[0]
         peer = known.get(peer, peer)
+        if not peer.replace(".", "").isdigit() and ":" not in peer:
+            peer = peer.partition(".")[0]
         if event.host and peer and peer != event.host:
             complaints[event.host, peer] += 1
     if not complaints:
@@ -123,6 +125,7 @@ def judge(run: Run) -> Iterable[Finding]:
     hurt = any(e.fields.get("class") in ("ib-completion", "ib-call", "peer-closed") for e in events) or bool(
         run.kind("watchdog_timeout", "watchdog_exception", "nccl_error", "heartbeat", "gloo_timeout")
     )
+    silent_end = run.last_progress_at is not None and not any(f.outcome == "found" and f.role in ("done", "stop") for f in run.findings)
     for name, members in groups.items():
         if name == "cuda":
             yield from _cuda(run, members)
@@ -150,7 +153,9 @@ def judge(run: Run) -> Iterable[Finding]:
         elif name in ("peer-closed", "connect", "ras"):
             host, rank = (faulty_host(members, known) if name != "connect" else None), None
         if name in ("ib-port", "ib-async") and not hurt:
-            role, weight = "precursor", 0.3  # a link that went down and came back
+            # A link that went down and came back; a fatal event of the card on which the log ends is another matter.
+            fatal = silent_end and is_warn and any(word in str(e.fields.get("body")) for e in members for word in ("fatal", "catastrophic"))
+            role, weight = ("root", 0.45) if fatal else ("precursor", 0.3)
         later = earliest is not None and first.time is not None and first.time > earliest + 1.0
         if later and role == "root":
             weight *= 0.85

@@ -55,6 +55,12 @@ def _judge(run: Run) -> Iterator[Finding]:
         groups.setdefault(told[:2], []).append((event, told[2]))
     for (rule, cause), found in groups.items():
         events = [e for e, _ in found]
+        if rule == "platform.node-lost":
+            # `STEP … ON node CANCELLED … DUE TO NODE FAILURE` names the step's first node, the other lines the one that failed.
+            named = [e for e in events if "CANCELLED" not in e.text and (e.fields.get("node") or e.host)]
+            lead = named[0] if named else events[0]
+            for event in events:
+                event.host = lead.host or lead.fields.get("node") if named else event.host
         fields = events[0].fields
         facts = {
             "why": fields.get("why") or "",

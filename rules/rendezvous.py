@@ -146,7 +146,7 @@ def _hccl(run: Run) -> Iterable[Finding]:
         "hccl.notify",
         cause="comms/collective-timeout",
         role="consequence",
-        weight=0.4,
+        weight=0.42,
         time=events[0].time,
         evidence=[run.evidence(e) for e in events[:4]],
         rank=ranks[0] if len(ranks) == 1 else None,

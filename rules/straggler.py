@@ -10,6 +10,7 @@ from rules.base import Evidence, Finding, Rule
 
 if TYPE_CHECKING:
     from forensics.run import Run
+    from parsers.base import Event
 
 #: metrics of a rank's own work (waiting for others is not in them), then of the whole step
 OWN = ("data_time", "compute_time", "forward_time", "forward_backward_time", "batch_time", "data_loading_time")
@@ -117,4 +118,37 @@ def judge_spread(run: Run) -> Iterable[Finding]:
         return
 
 
-RULES = (Rule("straggler", judge, covers=COVERS), Rule("straggler-spread", judge_spread, covers=COVERS))
+#: signatures of detectors' reports on slow ranks
+REPORTS = frozenset({"nvrx-straggler", "straggler-named", "straggler-report"})
+
+
+def judge_reported(run: Run) -> Iterable[Finding]:
+    """A detector named the same rank over and over, and the run did not reach its end."""
+    events = [e for e in run.events if e.signature in REPORTS]
+    named: dict[int, list[Event]] = {}
+    for event in events:
+        text = event.fields.get("rank") or event.fields.get("rank2")
+        if text is not None and str(text).isdigit():
+            named.setdefault(int(text), []).append(event)
+    if not named or any(f.role in ("done", "stop") and f.outcome == "found" for f in run.findings):
+        return
+    rank, told = max(named.items(), key=lambda item: len({(e.source, e.line) for e in item[1]}))
+    yield Finding(
+        "straggler-reported",
+        cause="comms/straggler",
+        weight=0.55 if len({(e.source, e.line) for e in told}) > 1 else 0.45,
+        time=told[0].time,
+        evidence=[run.evidence(e) for e in told[:4]],
+        rank=rank,
+        ranks=[rank],
+        covers=COVERS,
+        facts={"rank": rank},
+        count=len(told),
+    )
+
+
+RULES = (
+    Rule("straggler", judge, covers=COVERS),
+    Rule("straggler-spread", judge_spread, covers=COVERS),
+    Rule("straggler-reported", judge_reported, covers=COVERS),
+)
