@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["PackError", "Report", "Unusable", "__version__", "analyze"]
+__all__ = ["Comparison", "PackError", "Report", "Unusable", "__version__", "analyze", "compare"]
 
 if TYPE_CHECKING:
     from forensics.analysis import Report, analyze
+    from forensics.comparison import Comparison, compare
     from forensics.evidence import Unusable
     from forensics.knowledge import PackError
 
 # Imported when first asked for: `forensics --version` must not load a dataframe engine.
-_HOMES = {"analyze": "analysis", "Report": "analysis", "Unusable": "evidence", "PackError": "knowledge"}
+_HOMES = {"analyze": "analysis", "Report": "analysis", "Unusable": "evidence", "PackError": "knowledge", "compare": "comparison", "Comparison": "comparison"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from forensics.cli import analyze, archive, bring, explain, setup
+from forensics.cli import analyze, archive, bring, compare, explain, setup
 
 app = typer.Typer(
     name="forensics",
@@ -34,7 +34,7 @@ def root(version: Annotated[bool, typer.Option("--version", callback=_version, i
     """Reads the directory a crashed multi-GPU training run left behind and says which layer is responsible, with the evidence."""
 
 
-for module in (analyze, archive, bring, explain, setup):
+for module in (analyze, compare, archive, bring, explain, setup):
     module.register(app)
 
 
