@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forensics import engine, evidence, knowledge, verdict
+from forensics.clock_dates import named_zone
 from forensics.run import Run
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def analyze(
     lang: `en` or `zh`.  tz: the zone (IANA name or +HH:MM) of stamps that do not say theirs.  rules: further signature packs.
     redact: take secrets and personal details out of every rendering; hide_hosts: host names and addresses too.  Raises `forensics.Unusable` where there is nothing to read.
     """
+    if tz is not None and named_zone(tz, 0.0) is None:
+        raise evidence.Unusable(f"{tz}: no such zone; give a name such as Europe/Berlin or an offset such as +08:00")
     packs = tuple(str(pack) for pack in rules)
     known = knowledge.load(packs)
     reader = reader_for(packs)

@@ -111,6 +111,8 @@ def _month(name: str) -> int | None:
 def zone_seconds(text: str) -> float | None:
     """`+0100`, `-08:00`, `Z`, `PST` as seconds east of UTC; None when the name is ambiguous or no zone."""
     if text[:1] in "+-" and len(text) >= 5:
+        if not (text[1:3] + text[-2:]).isascii() or not (text[1:3] + text[-2:]).isdigit():
+            return None
         hours, minutes = int(text[1:3]), int(text[-2:])
         if hours > 14 or minutes > 59:
             return None
