@@ -55,9 +55,10 @@ class Log:
         self._lock = threading.Lock()
         self.broken = ""
 
-    def line(self, data: bytes) -> None:
-        """Write one line with the present time in UTC."""
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()
+    def line(self, data: bytes, at: float | None = None) -> None:
+        """Write one line with its time in UTC (Unix seconds; default now)."""
+        moment = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
+        stamp = moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()
         with self._lock:
             try:
                 self._file.write(stamp + data.rstrip(b"\r\n") + b"\n")
@@ -77,7 +78,8 @@ class Tee(threading.Thread):
         self.source, self.through, self.log = source, through, log
 
     def run(self) -> None:
-        held, since = b"", time.monotonic()
+        held = b""
+        began = last = time.time()  # when the held text began, and when its last piece came
         while True:
             try:
                 data = os.read(self.source.fileno(), 1 << 16)
@@ -91,20 +93,23 @@ class Tee(threading.Thread):
                     self.through.flush()
                 except (OSError, ValueError):
                     self.through = None  # our reader is gone; go on keeping the log
-            *lines, held = (held + data).split(b"\n")
-            now = time.monotonic()
-            for line in lines:
-                self.log.line(line)
-                since = now
+            now = time.time()
             # A progress bar has no line end for hours: cut at a redraw, at most once a second, so that its times are kept.
-            if b"\r" in held and now - since >= REDRAW:
+            if b"\r" in held and now - began >= REDRAW:
                 done, _, held = held.rpartition(b"\r")
                 if done.strip():
-                    self.log.line(done)
-                since = now
+                    self.log.line(done, last)
+                began = now
+            if not held:
+                began = now
+            *lines, held = (held + data).split(b"\n")
+            for line in lines:
+                self.log.line(line, now)
+                began = now
             if len(held) > LONGEST:
-                self.log.line(held)
+                self.log.line(held, now)
                 held = b""
+            last = now
         if held.strip():
             self.log.line(held)
 
