@@ -51,7 +51,7 @@ def discover(tree: Tree, glob: str | None = None) -> Discovery:
 
     Raises Unusable where the root does not exist.
     """
-    root = tree.list()
+    root = tree.scan()
     out = Discovery()
     _faults(root, out)
     if glob is not None:

@@ -61,7 +61,7 @@ class Tree(Protocol):
 
     uri: str
 
-    def list(self) -> Branch:
+    def scan(self) -> Branch:
         """Everything below the root.  Raises Unusable where there is no such root."""
 
     def head(self, path: str) -> bytes:
@@ -89,7 +89,7 @@ class LocalTree:
         self.uri = str(path)
         self.without = {p.resolve() for p in without}
 
-    def list(self) -> Branch:
+    def scan(self) -> Branch:
         """See Tree.  Links to folders are not followed, links to files are."""
         if not self.path.exists():
             raise Unusable(f"{self.path}: no such file or directory")
@@ -169,7 +169,7 @@ class StoreTree:
         self.top = self.top.rstrip("/")
         self.single = self.fs.isfile(self.top)
 
-    def list(self) -> Branch:
+    def scan(self) -> Branch:
         """See Tree."""
         try:
             found: dict[str, dict[str, Any]] = self.fs.find(self.top, detail=True)

@@ -111,6 +111,7 @@ def _hash(text: bytes) -> str:
 
 
 def _policy(script: str, style: str, plotly: str) -> str:
+    """The policy that allows this script, this style and, by `plotly`, the plot library; nothing else."""
     # plotly adds one empty style element and fills it by rule: the hash of the empty text lets that one through.
     return "; ".join(
         [
