@@ -122,7 +122,7 @@ _ROCM_KEYS = (
     (re.compile(r"GPU use \(%\)"), "utilization", 1.0),
     (re.compile(r"VRAM Total Used Memory \(B\)"), "memory_used", 1 / 2**20),
     (re.compile(r"VRAM Total Memory \(B\)"), "memory_total", 1 / 2**20),
-    (re.compile(r"sclk clock level.{0,20}"), "sm_clock", 1.0),
+    (re.compile(r"sclk clock level"), "sm_clock", 1.0),
 )
 
 
@@ -137,7 +137,7 @@ def _rocm(line: Line, rows: Rows, context: Context) -> None:
             if found["key"].startswith(("Card series", "Card Series")):
                 once(rows, context, near, "gpu.name", found["value"].strip())
             for pattern, column, scale in _ROCM_KEYS:
-                if pattern.fullmatch(found["key"].strip()) and (value := _amount(found["value"])) is not None:
+                if pattern.match(found["key"].strip()) and (value := _amount(found["value"])) is not None:
                     card.setdefault(column, value * scale)
                     break
         elif found := re.match(r"\A\s{0,4}Driver version: (\S{1,40})", text):

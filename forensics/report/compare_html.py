@@ -89,15 +89,16 @@ def payload(found: Comparison, words: CompareWords) -> dict[str, Any]:
                 index = plots.thin(x, y, POINTS)
                 total += len(x)
                 kept += len(index)
-                drawn.append(plots._trace(f"{words(side)} · {pair.name}", x[index], y[index], s, True, False))
+                drawn.append(plots._trace(f"{words(side)} · {pair.name}", x[index], y[index], s, True, side == "compare.side_b"))
         if len(drawn) == 2:
             name = words.get(f"lane.{pair.name}", t.visible(pair.name.replace("_", " "), 40))
             lanes.append({"id": pair.name, "title": name, "unit": "", "log": pair.name not in plots.LINEAR, "curves": drawn})
     first = found.first_parting
     lines = []
     if first is not None and first.parts_at is not None and any(lane["id"] == first.name for lane in lanes):
-        lines.append({"x": first.parts_at.step, "kind": "failure", "label": words("compare.line")})
-    notes = [words("window.thinned" if kept < total else "window.complete", kept=f"{kept:,}", total=f"{total:,}")] if total else []
+        lines.append({"x": first.parts_at.step, "kind": "ended", "label": words("compare.line")})
+    notes = [words("compare.legend")] if lanes else []
+    notes += [words("window.thinned" if kept < total else "window.complete", kept=f"{kept:,}", total=f"{total:,}")] if total else []
     return {"axis": "step", "zone": 0, "lanes": lanes, "marks": [], "lines": lines, "ranges": {}, "thinned": kept < total, "notes": notes}
 
 
