@@ -20,6 +20,7 @@ from rules.base import Evidence, Finding, Signature
 # What ends a run from outside: after the run has reached its end it ended nothing.
 ENDED_BY_OTHERS = frozenset({"infra/time-limit", "infra/preempted"})
 EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit|Timeout|Warning)\b(?::|$)")
+SURE_END = 0.8  # weight from which a line proves that the run reached its end
 RECURS = 2  # attempts that end in the same way
 SHOWN = 5  # places quoted per finding
 # Conditions rather than events: training goes on under them, so going on does not clear them.
@@ -51,18 +52,37 @@ def judge(run: Run, knowledge: Knowledge) -> list[Finding]:
 
 
 def set_aside(run: Run, findings: list[Finding]) -> None:
-    """Mark what was survived, and what ended a run that had already reached its end, as excluded."""
+    """Mark what was survived, what ended a run that had already reached its end, and trackers' own troubles as excluded."""
     done = [f for f in findings if f.outcome == "found" and f.role == "done" and f.evidence]
+    ended_well = [f.evidence[-1] for f in done if f.weight >= SURE_END]
     for finding in findings:
-        if finding.outcome != "found" or not finding.evidence:
+        if finding.outcome != "found" or not finding.evidence or finding.role not in ("root", "consequence", "stop"):
             continue
         first = finding.evidence[0]
-        if finding.role in ("root", "consequence") and finding.cause not in LASTING and not finding.rule.startswith("series.") and not finding.facts.get("lasting"):
-            if all(went_on(run, e.file, e.line, e.time) for e in finding.evidence):
-                finding.outcome, finding.role, finding.severity = "excluded", "recovery", "info"
-                finding.facts["survived"] = True
-        if (finding.role == "stop" or finding.cause in ENDED_BY_OTHERS) and any(after(first, d.evidence[0]) for d in done):
-            finding.outcome, finding.facts["after_end"] = "excluded", True
+        passing = finding.cause not in LASTING and not finding.rule.startswith("series.") and not finding.facts.get("lasting")
+        if all("tracker" in run.files[e.file].kinds for e in finding.evidence if e.file in run.files):
+            exclude(finding, "tracker")  # its retries and failures never stop a run
+        elif passing and finding.role != "stop" and all(went_on(run, e.file, e.line, e.time) for e in finding.evidence):
+            exclude(finding, "survived")
+        elif passing and finding.role != "stop" and any(after(end, finding.evidence[-1]) for end in ended_well) and not failed_exit(run):
+            exclude(finding, "survived")
+        elif (finding.role == "stop" or finding.cause in ENDED_BY_OTHERS) and any(after(first, d.evidence[0]) for d in done):
+            exclude(finding, "after_end")
+
+
+def exclude(finding: Finding, why: str) -> None:
+    """Turn a finding into one that was looked at and set aside."""
+    finding.outcome, finding.severity, finding.facts[why] = "excluded", "info", True
+    if why == "survived":
+        finding.role = "recovery"
+
+
+def failed_exit(run: Run) -> bool:
+    """Whether some process of the run is known to have ended badly of itself."""
+    return any(
+        not e.fields.get("by_launcher") and (e.fields.get("signal") not in (None, "", "SIGTERM") or e.fields.get("exitcode") not in (None, 0, "0", -15, 143))
+        for e in run.kind("exit")
+    )
 
 
 def after(one: Evidence, other: Evidence) -> bool:

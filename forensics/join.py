@@ -300,7 +300,7 @@ def fate(run: Run, source: str, line: int, time: float | None) -> Fate:
         at = bisect.bisect_right(lines, line)
         if len(lines) - at < GOES_ON:
             return "ended"
-        starts = run.restarts.get(source, [])
+        starts = run.restarts.get(source, []) if at else []  # before the first step a start is the first one
         following = bisect.bisect_right(starts, line)
         return "restarted" if following < len(starts) and starts[following] <= lines[at + GOES_ON - 1] else "went-on"
     times = run.progress_times
@@ -310,7 +310,7 @@ def fate(run: Run, source: str, line: int, time: float | None) -> Fate:
     at = bisect.bisect_right(times, time + doubt + 1.0)
     if len(times) - at < GOES_ON:
         return "ended"
-    following = bisect.bisect_right(run.restart_times, time)
+    following = bisect.bisect_right(run.restart_times, time) if at else len(run.restart_times)
     return "restarted" if following < len(run.restart_times) and run.restart_times[following] <= times[at + GOES_ON - 1] else "went-on"
 
 
