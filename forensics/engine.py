@@ -43,7 +43,16 @@ def judge(run: Run, knowledge: Knowledge) -> list[Finding]:
                 findings.append(finding)
         except Exception as error:
             findings.append(
-                Finding(rule.id, "undecided", None, "context", 0.0, "info", needs=f"the rule failed: {type(error).__name__}: {error}", covers=rule.covers)
+                Finding(
+                    rule.id,
+                    "undecided",
+                    None,
+                    "context",
+                    0.0,
+                    "info",
+                    needs=f"the rule failed: {type(error).__name__}: {error}",
+                    covers=rule.covers,
+                )
             )
     set_aside(run, findings)
     findings.sort(key=lambda f: (f.time is None, f.time or 0.0))
@@ -64,7 +73,13 @@ def set_aside(run: Run, findings: list[Finding]) -> None:
             exclude(finding, "tracker")  # its retries and failures never stop a run
         elif passing and finding.role != "stop" and all(went_on(run, e.file, e.line, e.time) for e in finding.evidence):
             exclude(finding, "survived")
-        elif passing and finding.role != "stop" and any(after(end, finding.evidence[-1]) for end in ended_well) and not failed_exit(run):
+        elif (
+            passing
+            and finding.role != "stop"
+            and finding.cause not in ENDED_BY_OTHERS
+            and any(after(end, finding.evidence[-1]) for end in ended_well)
+            and not failed_exit(run)
+        ):
             exclude(finding, "survived")
         elif (finding.role == "stop" or finding.cause in ENDED_BY_OTHERS) and any(after(first, d.evidence[0]) for d in done):
             exclude(finding, "after_end")
@@ -80,7 +95,8 @@ def exclude(finding: Finding, why: str) -> None:
 def failed_exit(run: Run) -> bool:
     """Whether some process of the run is known to have ended badly of itself."""
     return any(
-        not e.fields.get("by_launcher") and (e.fields.get("signal") not in (None, "", "SIGTERM") or e.fields.get("exitcode") not in (None, 0, "0", -15, 143))
+        not e.fields.get("by_launcher")
+        and (e.fields.get("signal") not in (None, "", "SIGTERM") or e.fields.get("exitcode") not in (None, 0, "0", -15, 143))
         for e in run.kind("exit")
     )
 
@@ -107,7 +123,11 @@ def signature_findings(run: Run, knowledge: Knowledge) -> Iterable[Finding]:
 def _finding(run: Run, signature: Signature, events: list[Event]) -> Finding:
     layer = (signature.cause or "").partition("/")[0]
     raised = any(EXCEPTION.match(e.text) and "Warning" not in e.text[:60] for e in events[:3])
-    lasting = (layer in LASTING_LAYERS and not raised) or signature.cause in LASTING or signature.role in ("context", "stop", "done", "recovery", "precursor")
+    lasting = (
+        (layer in LASTING_LAYERS and not raised)
+        or signature.cause in LASTING
+        or signature.role in ("context", "stop", "done", "recovery", "precursor")
+    )
     final, recurs = events, False
     if not lasting:
         fates = [fate(run, e.source, e.line, e.time) for e in events]

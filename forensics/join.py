@@ -166,7 +166,12 @@ def rank_of_gpu(run: Run, host: str | None, gpu: str) -> int | None:
         index = str(found[0]) if found.len() else None
     if index is None:
         return None
-    known = [i for i in run.ranks.values() if (i.gpu == index or (i.gpu is None and i.local_rank is not None and str(i.local_rank) == index)) and (not host or i.host in (None, host))]
+    known = [
+        i
+        for i in run.ranks.values()
+        if (i.gpu == index or (i.gpu is None and i.local_rank is not None and str(i.local_rank) == index))
+        and (not host or i.host in (None, host))
+    ]
     if len(known) == 1:
         return known[0].rank
     if not known and len(run.hosts) <= 1 and run.world_size is not None and int(index) < run.world_size <= 16:

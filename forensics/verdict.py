@@ -20,7 +20,9 @@ FLOOR = 0.22  # below this score nothing is named
 SLACK = 3.0  # seconds by which stamps of one clock may disagree with the order of events
 CLEAR = 1.0  # seconds (beyond the clocks' uncertainty) that make an order certain
 # What the other ranks see when one process is gone, whatever took it.
-SEEN_BY_PEERS = frozenset({"comms/ib-error", "comms/peer-lost", "comms/collective-timeout", "comms/connect-failed", "comms/hccl-error", "comms/efa-error"})
+SEEN_BY_PEERS = frozenset(
+    {"comms/ib-error", "comms/peer-lost", "comms/collective-timeout", "comms/connect-failed", "comms/hccl-error", "comms/efa-error"}
+)
 NO_FAULT = 0.52
 DEPTH = 2  # how many steps of "leads to" explain
 
@@ -85,7 +87,13 @@ def decide(run: Run, findings: list[Finding], knowledge: Knowledge) -> Verdict:
     rival = next((c for c in ranked[1:] if c.layer != top.layer), None)
     margin = top.score - (rival.score if rival else 0.0)
     verdict = Verdict(top.layer, top.cause.partition("/")[2], 0.0, top)
-    verdict.features = {"score": top.score, "margin": margin, "findings": float(len(top.findings)), "done": float(bool(done)), "explains": float(len(top.explains))}
+    verdict.features = {
+        "score": top.score,
+        "margin": margin,
+        "findings": float(len(top.findings)),
+        "done": float(bool(done)),
+        "explains": float(len(top.explains)),
+    }
     verdict.confidence = confidence(verdict.features)
     lead = top.lead
     verdict.first = lead.evidence[0] if lead.evidence else None
@@ -104,7 +112,12 @@ def gather(findings: list[Finding]) -> list[Candidate]:
     """Findings that may name a cause, grouped by it."""
     by_cause: dict[str, list[Finding]] = {}
     for finding in findings:
-        if finding.outcome == "found" and finding.cause and finding.role in ("root", "consequence") and finding.cause.partition("/")[0] in LAYERS:
+        if (
+            finding.outcome == "found"
+            and finding.cause
+            and finding.role in ("root", "consequence")
+            and finding.cause.partition("/")[0] in LAYERS
+        ):
             by_cause.setdefault(finding.cause, []).append(finding)
     candidates = []
     for cause, group in by_cause.items():

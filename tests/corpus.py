@@ -39,7 +39,13 @@ def analyse(folder: Path) -> dict[str, Any]:
         result = verdict.decide(run, findings, known)
         said = postmortem.describe_verdict(run, result, known)
         clocks = [postmortem.describe_clock(clock, known) for clock in run.clocks]
-    row: dict[str, Any] = {"case": folder.name, "group": folder.parent.name, "label": label, "said": said, "seconds": time.perf_counter() - started}
+    row: dict[str, Any] = {
+        "case": folder.name,
+        "group": folder.parent.name,
+        "label": label,
+        "said": said,
+        "seconds": time.perf_counter() - started,
+    }
     row["features"] = result.features
     row["reason"] = result.reason
     row["notes"] = [f"{path}: {note}" for path, info in run.files.items() for note in info.notes if "failed" in note]

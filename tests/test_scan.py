@@ -37,7 +37,10 @@ def test_line_numbers_are_those_of_sed_at_any_block_size(size):
     assert scan.lines == 200
 
 
-@given(st.lists(st.sampled_from([b"BOOM 1", b"x", b"\x00\xff\xfe", b"a\rBOOM 2\rb", b"\x1b[31mBOOM 3\x1b[0m", b"", b"tqdm\r\n"]), max_size=40), st.integers(1, 50))
+@given(
+    st.lists(st.sampled_from([b"BOOM 1", b"x", b"\x00\xff\xfe", b"a\rBOOM 2\rb", b"\x1b[31mBOOM 3\x1b[0m", b"", b"tqdm\r\n"]), max_size=40),
+    st.integers(1, 50),
+)
 @settings(max_examples=150)
 def test_every_hit_is_found_at_its_line_and_nothing_raises(lines, size):
     data = b"\n".join(lines)
