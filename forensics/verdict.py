@@ -24,6 +24,7 @@ SEEN_BY_PEERS = frozenset(
     {"comms/ib-error", "comms/peer-lost", "comms/collective-timeout", "comms/connect-failed", "comms/hccl-error", "comms/efa-error"}
 )
 NO_FAULT = 0.52
+HEARSAY = 0.75  # highest confidence where all that is known is that a peer has gone
 DEPTH = 2  # how many steps of "leads to" explain
 
 
@@ -95,6 +96,8 @@ def decide(run: Run, findings: list[Finding], knowledge: Knowledge) -> Verdict:
         "explains": float(len(top.explains)),
     }
     verdict.confidence = confidence(verdict.features)
+    if top.cause == "comms/peer-lost":  # what took the peer away may lie in any layer: its host's logs are not here, or silent
+        verdict.confidence = min(verdict.confidence, HEARSAY)
     lead = top.lead
     verdict.first = lead.evidence[0] if lead.evidence else None
     culprit(verdict, top, run)
