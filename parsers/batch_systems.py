@@ -86,6 +86,8 @@ def _add(line: Line, rows: Rows, system: str, what: str, why: str | None = None,
     rows.event(line, "platform", "error", fields={"system": system, "what": what, "why": why, **more}, **place)
 
 
+# Possible reasons listed in an error text are no evidence.
+GUESS = regex.compile(r"\b(?:can happen|could be|may have|might|possibl[ey]|likely) .{0,80}preempted|\bif the (?:node|instance|VM) was preempted|has failed, got preempted")
 POD_NODE = regex.compile(r"^\s{0,8}(?:Node: {1,20}(?P<node>[a-z0-9][\w.-]{0,120})/|nodeName: (?P<node2>[a-z0-9][\w.-]{0,120}))")
 
 
@@ -161,7 +163,7 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
             exit_event(line, rows, "docker", int(found["code"]))
     elif (found := EXIT.search(text)) is not None:
         exit_event(line, rows, "k8s", int(found["code"]))
-    elif CLOUD.search(text):
+    elif CLOUD.search(text) and not GUESS.search(text):
         _add(line, rows, "cloud", "preempted", text[:160])
 
 

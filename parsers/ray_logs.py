@@ -89,6 +89,10 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         if own:
             fields.update(exit_type=own["type"], detail=(own["detail"] or "")[:400])
         pid = fields.get("pid")
+        lost = ADDRESS.search(text) if fields["what"] == "node" else None
+        if lost:
+            rows.event(line, "ray_death", "error", host=lost["ip"], fields=fields)
+            return
         rows.event(line, "ray_death", "error", pid=int(pid) if isinstance(pid, str) and pid.isdigit() else line.pid, fields=fields)
     elif (found := TYPE.search(text)) is not None:
         code = regex.search(r"exit code (\d{1,4})", found["detail"] or "")
