@@ -70,7 +70,7 @@ def _emit(line: Line, rows: Rows, mount: str, what: str, used: Any, soft: Any, h
         "used": used["size"],
         "limit": (hard if amounts[2] else soft)["size"],
         "percent": percent,
-        "over": bool(used["over"]) or percent >= 100,
+        "over": bool(used["over"]) or amounts[0] >= limit,
     }
     rows.event(line, "quota_usage", "warning" if percent >= 98 or fields["over"] else "info", fields=fields)
 
