@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from forensics.knowledge import PackError
 
 # Imported when first asked for: `forensics --version` must not load a dataframe engine.
-_HOMES = {"analyze": "analysis", "Report": "analysis", "Unusable": "evidence", "PackError": "knowledge", "compare": "comparison", "Comparison": "comparison"}
+_HOMES = {
+    "analyze": "analysis",
+    "Report": "analysis",
+    "Unusable": "evidence",
+    "PackError": "knowledge",
+    "compare": "comparison",
+    "Comparison": "comparison",
+}
 
 
 def __getattr__(name: str) -> Any:

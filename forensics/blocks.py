@@ -57,9 +57,9 @@ def open_plain(path: Path, limit_ratio: int = MAX_RATIO) -> io.BufferedIOBase:
     if kind == "gzip":
         stream = gzip.GzipFile(fileobj=raw)
     elif kind == "xz":
-        stream = lzma.LZMAFile(raw)  # type: ignore[assignment]
+        stream = lzma.LZMAFile(raw)
     elif kind == "bzip2":
-        stream = bz2.BZ2File(raw)  # type: ignore[assignment]
+        stream = bz2.BZ2File(raw)
     else:
         import zstandard
 
@@ -108,7 +108,9 @@ def encoding(head: bytes) -> str:
     return ""
 
 
-def blocks(stream: io.BufferedIOBase, size: int = BLOCK, on_error: Callable[[str], None] | None = None, count: bool = True) -> Iterator[Block]:
+def blocks(
+    stream: io.BufferedIOBase, size: int = BLOCK, on_error: Callable[[str], None] | None = None, count: bool = True
+) -> Iterator[Block]:
     """Yield the stream's blocks.  A read error ends the file: what was read stands, and `on_error` is told.
 
     With `count` off `first_line` and `lines` are left at 0 for the reader to fill: counting is a pass of its own.

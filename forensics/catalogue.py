@@ -61,6 +61,8 @@ def rows(known: Knowledge) -> list[tuple[str, str, str, str, str]]:
     """(id, role, cause, GUIDE items covered, title) of every signature and reasoning rule."""
     import rules
 
-    out = [(s.id, s.role, s.cause or "-", ",".join(s.covers), s.title.get("en", "")) for s in known.signatures]
+    out: list[tuple[str, str, str, str, str]] = [
+        (s.id, s.role, s.cause or "-", ",".join(s.covers), s.title.get("en", "")) for s in known.signatures
+    ]
     out += [(rule.id, "rule", "-", ",".join(rule.covers), (rule.judge.__doc__ or "").strip().partition("\n")[0]) for rule in rules.load()]
     return out

@@ -126,7 +126,11 @@ def _place(
         if not tracks[key].zoned or known is not None:
             view.add_train(views[key], -step)
     # A host whose training log is off by seconds or minutes has a wrong clock, and its kernel log reads the same one.
-    skew = {host: step for key, (step, basis, _, _) in steps.items() if basis == "events" and abs(step) <= 900 and (host := _host(files, key[0]))}
+    skew = {
+        host: step
+        for key, (step, basis, _, _) in steps.items()
+        if basis == "events" and abs(step) <= 900 and (host := _host(files, key[0]))
+    }
     # 2. What each host's own clock is from UTC, by epochs in its lines or a zone in its text.
     zones = {key: clock_tracks.zone_of(one) for key, one in tracks.items()}
     host_zone: dict[str, float] = {}

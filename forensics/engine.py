@@ -71,9 +71,7 @@ def set_aside(run: Run, findings: list[Finding]) -> None:
         passing = finding.cause not in LASTING and not finding.rule.startswith("series.") and not finding.facts.get("lasting")
         if all("tracker" in run.files[e.file].kinds for e in finding.evidence if e.file in run.files):
             exclude(finding, "tracker")  # its retries and failures never stop a run
-        elif passing and finding.role != "stop" and all(went_on(run, e.file, e.line, e.time) for e in finding.evidence):
-            exclude(finding, "survived")
-        elif (
+        elif (passing and finding.role != "stop" and all(went_on(run, e.file, e.line, e.time) for e in finding.evidence)) or (
             passing
             and finding.role != "stop"
             and finding.cause not in ENDED_BY_OTHERS

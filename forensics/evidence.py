@@ -217,8 +217,15 @@ def _host(path: str) -> str | None:
     """The host that a path names: folders from the top, then the words of the file name."""
     *folders, file = path.split("/")
     stem = re.sub(r"(?:\.(?:log|txt|out|err|gz|zst|xz|bz2|json|csv|jsonl|dmesg|iso))+$", "", file)
-    words = [*folders, *(word for part in [stem, *stem.split(".")] for word in (LEAD.sub("", TAIL.sub("", part)), TAIL.sub("", part), part))]
+    words = [
+        *folders,
+        *(word for part in [stem, *stem.split(".")] for word in (LEAD.sub("", TAIL.sub("", part)), TAIL.sub("", part), part)),
+    ]
     for word in words:
-        if HOST_NAME.fullmatch(word) and not NOT_HOST.fullmatch(word) and not (GPU_NUMBER.fullmatch(word) and not re.search(r"\D0\d", word)):
+        if (
+            HOST_NAME.fullmatch(word)
+            and not NOT_HOST.fullmatch(word)
+            and not (GPU_NUMBER.fullmatch(word) and not re.search(r"\D0\d", word))
+        ):
             return word
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import polars as pl
 
@@ -214,7 +214,8 @@ def _exit(event: Event) -> str | None:
     return str(signal) if signal else f"exit {code}" if code is not None else None
 
 
-def _whole(value: Any) -> bool:
+def _whole(value: Any) -> TypeGuard[int | str]:
+    """Whether a value is, or spells, a small natural number."""
     try:
         return value is not None and 0 <= int(value) < 10_000_000
     except (TypeError, ValueError):

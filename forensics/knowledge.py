@@ -78,7 +78,7 @@ class Knowledge:
             return template
 
 
-class _Facts(dict):  # type: ignore[type-arg]
+class _Facts(dict):
     def __missing__(self, key: str) -> str:
         return "?"
 

@@ -128,7 +128,9 @@ def marks(run: Run, verdict: Verdict) -> list[Mark]:
         for evidence in finding.evidence[:2]:
             if evidence.time is not None and (evidence.file, evidence.line) not in seen:
                 seen.add((evidence.file, evidence.line))
-                out.append(Mark(evidence.time, kind_of(run, evidence.file), evidence.text[:160], evidence.file, evidence.line, finding.severity))
+                out.append(
+                    Mark(evidence.time, kind_of(run, evidence.file), evidence.text[:160], evidence.file, evidence.line, finding.severity)
+                )
     per_kind: Counter[str] = Counter()
     for event in run.events:
         if event.time is None or event.severity not in ("error", "fatal") or (event.source, event.line) in seen or event.inherited:
@@ -170,10 +172,7 @@ def ranks(run: Run, verdict: Verdict) -> list[RankRow]:
 
 def files(run: Run, gathered: Gathered) -> list[FileRow]:
     """What was read and what was left out."""
-    out = [
-        FileRow(i.path, i.size, i.lines, i.kinds, i.host, i.rank, list(i.notes), i.used)  # type: ignore[arg-type]
-        for i in run.files.values()
-    ]
+    out = [FileRow(i.path, i.size, i.lines, i.kinds, i.host, i.rank, list(i.notes), i.used) for i in run.files.values()]
     out += [FileRow(path, 0, notes=[reason], used=False) for path, reason in gathered.skipped[:200]]
     return out[:1000]
 

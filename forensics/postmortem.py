@@ -23,7 +23,9 @@ LANGUAGES = ("en", "zh")
 EXCLUDING = frozenset({"without-host"})
 
 
-def build(run: Run, verdict: Verdict, knowledge: Knowledge, gathered: Gathered, redact: bool = True, hide_hosts: bool = False) -> PostMortem:
+def build(
+    run: Run, verdict: Verdict, knowledge: Knowledge, gathered: Gathered, redact: bool = True, hide_hosts: bool = False
+) -> PostMortem:
     """The complete model, redacted unless told otherwise."""
     from rules import guide_steps
 
@@ -114,7 +116,7 @@ def chain(verdict: Verdict, knowledge: Knowledge) -> list[dict[str, Any]]:
     links: list[tuple[str, str | None, Finding]] = []
     if verdict.root:
         links.append(("root", verdict.root.cause, verdict.root.lead))
-    later = [("consequence", c.cause, c.lead) for c in verdict.consequences]
+    later: list[tuple[str, str | None, Finding]] = [("consequence", c.cause, c.lead) for c in verdict.consequences]
     later += [("symptom", f.cause, f) for f in verdict.symptoms[:12]]
     later.sort(key=lambda link: (link[2].time is None, link[2].time or 0.0))
     out = []

@@ -30,10 +30,20 @@ SMALL = 4 << 20  # below this a file is searched on the spot: a thread hand-over
 Progress = Callable[[str, int, int], None]  # (path, bytes done, bytes in all)
 
 KIND_SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("kernel", re.compile(r"(?:^|\s)kernel: |^(?:<\d+>)?\[\s*\d+\.\d{6}\](?!\d)|^\w+\s*:\w+\s*: \[|^\d+,\d+,\d+,[-c]|NVRM: |^\[\w{3} \w{3}\s+\d+ \d\d:\d\d:\d\d \d{4}\] (?!\[?(?:INFO|WARN|ERROR))|^\[(?:\w{3} ?\d\d? \d\d:\d\d|\s*\+\d+\.\d{6})\] |^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d ")),
+    (
+        "kernel",
+        re.compile(
+            r"(?:^|\s)kernel: |^(?:<\d+>)?\[\s*\d+\.\d{6}\](?!\d)|^\w+\s*:\w+\s*: \[|^\d+,\d+,\d+,[-c]|NVRM: |^\[\w{3} \w{3}\s+\d+ \d\d:\d\d:\d\d \d{4}\] (?!\[?(?:INFO|WARN|ERROR))|^\[(?:\w{3} ?\d\d? \d\d:\d\d|\s*\+\d+\.\d{6})\] |^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d "
+        ),
+    ),
     ("tracker", re.compile(r"\[(?:wandb_\w+|retry|internal_api|sender|handler|mlflow\w*|swanlab\w*)\.py:\w*")),
     ("nccl", re.compile(r"\bNCCL (?:INFO|WARN|TRACE|CALL|version)\b")),
-    ("scheduler", re.compile(r"slurmstepd|^srun: |^sbatch: |JobId=\d+|JobIDRaw|\bslurmctld\b|\bMESSAGE\b.*\bREASON\b|^\s*(?:Type\s+Reason\s+Age|LAST SEEN)")),
+    (
+        "scheduler",
+        re.compile(
+            r"slurmstepd|^srun: |^sbatch: |JobId=\d+|JobIDRaw|\bslurmctld\b|\bMESSAGE\b.*\bREASON\b|^\s*(?:Type\s+Reason\s+Age|LAST SEEN)"
+        ),
+    ),
 )
 
 

@@ -149,9 +149,15 @@ class Run:
             return empty
         # One file, one spelling, one rank: ranks that print the same step would show it several times.
         keys = ["source", "raw", "rank"]
-        groups = rows.group_by(keys, maintain_order=True).len().sort(["len", "rank"], descending=[True, False], nulls_last=False, maintain_order=True)
+        groups = (
+            rows.group_by(keys, maintain_order=True)
+            .len()
+            .sort(["len", "rank"], descending=[True, False], nulls_last=False, maintain_order=True)
+        )
         best = groups.row(0, named=True)
-        rows = rows.filter(pl.all_horizontal(pl.col(key).eq_missing(pl.lit(best[key], dtype=rows.schema[key])) for key in keys)).sort("line", maintain_order=True)
+        rows = rows.filter(pl.all_horizontal(pl.col(key).eq_missing(pl.lit(best[key], dtype=rows.schema[key])) for key in keys)).sort(
+            "line", maintain_order=True
+        )
         return Series(
             name,
             rows["value"].to_list(),

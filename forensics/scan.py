@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import ahocorasick_rs
@@ -94,7 +94,7 @@ class Matcher:
     def search(self, data: bytes, flooding: frozenset[int] = frozenset()) -> list[Hit]:
         """(literal, start, end) of every occurrence, overlapping ones too; of flooding literals a few at each end."""
         if not flooding:
-            return self.automaton.find_matches_as_indexes(data, overlapping=True)  # type: ignore[no-any-return]
+            return self.automaton.find_matches_as_indexes(data, overlapping=True)
         automaton, kept = self._without(flooding)
         hits = [(kept[literal], start, end) for literal, start, end in automaton.find_matches_as_indexes(data, overlapping=True)]
         for literal in flooding:
@@ -146,7 +146,7 @@ class Scan:
     kinds: frozenset[str]
     style: Style
     lines: int = 0
-    bytes: int = 0
+    read: int = 0  # bytes
     counts: Counter[int] = field(default_factory=Counter)  # hits per literal
     confirmed: Counter[int] = field(default_factory=Counter)  # per signature
     late: dict[int, deque[Event]] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class Scan:
         sent = 0
         for block in blocks:
             if pool is None:
-                waiting.append((block, lambda data=block.data: self.matcher.search(data)))
+                waiting.append((block, partial(self.matcher.search, block.data)))
             else:
                 sent += len(block.data)
                 flooding = self.flooding - self.matcher.readings if self.size and self.size - sent < TAIL else self.flooding
@@ -194,7 +194,7 @@ class Scan:
         """Read the lines of one block that hold a literal."""
         data = block.data
         block.first_line = self.next_line
-        self.bytes += len(data)
+        self.read += len(data)
         reader = _Reader(self, block, following)
         if hits:
             hits = self._thinned(hits)
@@ -224,7 +224,7 @@ class Scan:
     def _thinned(self, hits: list[Hit]) -> list[Hit]:
         per_literal = Counter(hit[0] for hit in hits)
         thin = set()
-        large = max(self.size, self.bytes) > LARGE
+        large = max(self.size, self.read) > LARGE
         for literal, count in per_literal.items():
             self.counts[literal] += count
             if literal in self.matcher.readings:
@@ -261,8 +261,8 @@ class Scan:
         for which in sorted(parsers):
             parser = self.matcher.parsers[which]
             context = Context(
-                lambda limit, end=end, number=number: reader.following(end, number, limit, line),
-                lambda limit, begin=begin, number=number: reader.preceding(begin, number, limit, line),
+                partial(reader.following, end, number, of=line),
+                partial(reader.preceding, begin, number, of=line),
                 self.states.setdefault(which, {}),
             )
             try:
@@ -285,7 +285,12 @@ class Scan:
 
     def _applies(self, signature: Signature, line: Line) -> bool:
         # NCCL tells at INFO what it tried: a plug-in that is not there is no missing library.
-        if "NCCL INFO" in line.full and not (signature.cause or "").startswith("comms/") and "NCCL" not in signature.pattern and not any("NCCL" in text for text in signature.literals):
+        if (
+            "NCCL INFO" in line.full
+            and not (signature.cause or "").startswith("comms/")
+            and "NCCL" not in signature.pattern
+            and not any("NCCL" in text for text in signature.literals)
+        ):
             return False
         if "any" in signature.sources or not signature.sources or not self.kinds:
             return True
@@ -363,13 +368,13 @@ class _Reader:
             scan.carry_line = max(scan.carry_line, number - 1)
         return scan.carry
 
-    def following(self, end: int, number: int, limit: int, of: Line) -> Iterator[Line]:
+    def following(self, end: int, number: int, limit: int, *, of: Line) -> Iterator[Line]:
         """Cleaned lines after the one that ends at `end`; CR segments after it on the same line come first."""
         data = self.block.data
         at = end
         if data[at : at + 2] == b"\r\n":
             at += 1
-        for offset in range(limit):
+        for offset in range(limit):  # noqa: B007
             if at >= len(data):
                 break
             step = data[at : at + 1] == b"\n"
@@ -390,7 +395,7 @@ class _Reader:
             for more, piece in enumerate(self.after.removesuffix(b"\n").split(b"\n")[: limit - offset]):
                 yield self._neighbour(piece[:TEXT], number + more, of)
 
-    def preceding(self, begin: int, number: int, limit: int, of: Line) -> Iterator[Line]:
+    def preceding(self, begin: int, number: int, limit: int, *, of: Line) -> Iterator[Line]:
         """Cleaned lines above the one that begins at `begin`, nearest first."""
         data = self.block.data
         end = data.rfind(b"\n", 0, begin)

@@ -155,7 +155,9 @@ def _wall(head: str, at: int) -> tuple[Stamp, int] | None:
         first, middle, last = int(date["a"]), int(date["b"]), int(date["c"])
         if len(date["c"]) == 4:
             year = last
-            month, day, form = (first, middle, "us") if first <= 12 and date["s3"] != "." else (middle, first, "dmy." if date["s3"] == "." else "dmy")
+            month, day, form = (
+                (first, middle, "us") if first <= 12 and date["s3"] != "." else (middle, first, "dmy." if date["s3"] == "." else "dmy")
+            )
         elif first > 12 and 1 <= middle <= 12 and 1 <= last <= 31:
             year, month, day, form = 2000 + first, middle, last, "spark"
         else:

@@ -51,7 +51,7 @@ def sample_frame(rows: dict[str, Rows], clocks: Clocks, files: dict[str, FileInf
             missing = [pl.lit(None, dtype=kind).alias(name) for name, kind in SAMPLES.items() if name not in frame.columns]
             frame = frame.with_columns(missing)
             if "local" in frame.columns:
-                form = frame["form"][0] if "form" in frame.columns else None
+                form = str(frame["form"][0]) if "form" in frame.columns else ""
                 offset = pl.lit(None, dtype=pl.Float64)
                 for start, value in clocks.offset_table(path, form):
                     offset = pl.when(pl.col("line") >= start).then(pl.lit(value)).otherwise(offset)

@@ -79,7 +79,7 @@ def write(run: Run, folder: Path, redact: bool = True) -> None:
                 pl.Series("text", [take(text) for text in table["text"]], pl.String),
                 pl.Series("fields", [take(text) for text in table["fields"]], pl.String),
             )
-        write_whole(folder / f"{name}.parquet", lambda path, table=table: table.write_parquet(path))
+        write_whole(folder / f"{name}.parquet", table.write_parquet)
 
 
 def tables(run: Run) -> dict[str, pl.DataFrame]:

@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -39,7 +40,7 @@ def is_archive(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             head = file.read(512)
-        if head.startswith(b"PK\x03\x04") or head.startswith(b"PK\x05\x06"):
+        if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
             return True
         if head[257:262] == b"ustar":
             return True
@@ -83,7 +84,7 @@ def _tar(path: Path, note: Callable[[str], None]) -> Iterator[Member]:
             if not member.isreg():
                 note(f"{_shown(member.name)}: a link or device; left out")
                 continue
-            yield member.name, member.size, lambda member=member: tar.extractfile(member)
+            yield member.name, member.size, partial(tar.extractfile, member)
 
 
 def _zip(path: Path, note: Callable[[str], None]) -> Iterator[Member]:
@@ -98,7 +99,7 @@ def _zip(path: Path, note: Callable[[str], None]) -> Iterator[Member]:
             if mode & 0o170000 not in (0, 0o100000):
                 note(f"{_shown(info.filename)}: a link or device; left out")
                 continue
-            yield info.filename, info.file_size, lambda info=info: archive.open(info)
+            yield info.filename, info.file_size, partial(archive.open, info)
 
 
 class _Writer:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from forensics.knowledge import LAYERS, Knowledge
 from forensics.join import rank_of_gpu
+from forensics.knowledge import LAYERS, Knowledge
 from forensics.run import Run
 from rules.base import Evidence, Finding
 

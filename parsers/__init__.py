@@ -17,5 +17,5 @@ def load() -> tuple[tuple[LineParser, ...], tuple[FileParser, ...]]:
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
         found = getattr(importlib.import_module(f"{__name__}.{module.name}"), "PARSER", ())
         for parser in found if isinstance(found, tuple) else (found,):
-            (lines if isinstance(parser, LineParser) else files).append(parser)  # type: ignore[arg-type]
+            (lines if isinstance(parser, LineParser) else files).append(parser)
     return tuple(lines), tuple(files)

@@ -11,7 +11,9 @@ import re
 from parsers.base import Context, Line, LineParser, Rows
 
 _HEAD = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]{0,80}):(?P<pid>\d{1,9}):\d{1,9} \[(?P<dev>\d{1,3})\] NCCL INFO ")
-_CHANNEL = re.compile(r"Channel \d+(?:/\d+)? ?: (?P<a>\d{1,6})\[(?P<x>[0-9a-f]{1,12})\](?: \[\d+\])? -> (?P<b>\d{1,6})\[(?P<y>[0-9a-f]{1,12})\]")
+_CHANNEL = re.compile(
+    r"Channel \d+(?:/\d+)? ?: (?P<a>\d{1,6})\[(?P<x>[0-9a-f]{1,12})\](?: \[\d+\])? -> (?P<b>\d{1,6})\[(?P<y>[0-9a-f]{1,12})\]"
+)
 _TREES = re.compile(r"Trees \[0\] [-\d/]+->(?P<rank>\d{1,6})->")
 _IP = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 MAX_PROCESSES = 20_000
@@ -39,7 +41,16 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
     seen[key] = rank is not None
     prefix = _IP.search(line.full[: line.full.find(head["host"] + ":")]) if line.host and _IP.fullmatch(line.host) else None
     fields = {"cudaDev": int(head["dev"]), "ip": prefix[0] if prefix else line.host if line.host and _IP.fullmatch(line.host) else None}
-    rows.event(line, "nccl_process", "debug", text="", host=head["host"], pid=int(head["pid"]), rank=rank if rank is not None else line.rank, fields=fields)
+    rows.event(
+        line,
+        "nccl_process",
+        "debug",
+        text="",
+        host=head["host"],
+        pid=int(head["pid"]),
+        rank=rank if rank is not None else line.rank,
+        fields=fields,
+    )
 
 
 PARSER = LineParser("nccl-processes", ("NCCL INFO Channel ", "NCCL INFO Trees ", "NCCL INFO Connected all"), _parse, kind="nccl")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 
 from forensics.blocks import blocks
 from forensics.stamps import find_stamp
-from parsers.base import FileParser, Head, Line, Rows, Source
+from parsers.base import FileParser, Head, Line, Rows, Source, Stamp
 from parsers.prefixes import clean
 
 # Printed header (unit taken off) or query name -> column of the samples table.  Old and new names: nvidia-smi 470 to 610.
@@ -187,9 +188,14 @@ def guess(rows: Sequence[Sequence[str]]) -> list[str]:
             names[at] = "gpu"
         elif not whole and max(values) > 3 and "power" not in names:
             names[at] = "power"
-        elif whole and 15 <= min(values) and max(values) <= 110 and max(values) - min(values) <= 45 and "temperature" not in names and "utilization" in names:
-            names[at] = "temperature"
-        elif whole and 15 <= min(values) and max(values) <= 95 and max(values) - min(values) <= 25 and "temperature" not in names:
+        elif (
+            whole
+            and min(values) >= 15
+            and max(values) <= 110
+            and max(values) - min(values) <= 45
+            and "temperature" not in names
+            and "utilization" in names
+        ) or (whole and min(values) >= 15 and max(values) <= 95 and max(values) - min(values) <= 25 and "temperature" not in names):
             names[at] = "temperature"
         elif whole and max(values) <= 100 and "utilization" not in names:
             names[at] = "utilization"
@@ -255,7 +261,13 @@ def _rows(lines: list[str], first_line: int, names: list[str], rows: Rows, seen:
         if not name or name in columns:
             continue
         if name in NUMBERS:
-            columns[name] = pl.coalesce(cell.cast(pl.Float64, strict=False), cell.str.extract(r"^(-?[0-9]+(?:\.[0-9]+)?)").cast(pl.Float64, strict=False)) if _bare(parts, at) else _united(cell, parts, at)
+            columns[name] = (
+                pl.coalesce(
+                    cell.cast(pl.Float64, strict=False), cell.str.extract(r"^(-?[0-9]+(?:\.[0-9]+)?)").cast(pl.Float64, strict=False)
+                )
+                if _bare(parts, at)
+                else _united(cell, parts, at)
+            )
         elif name == "throttle":
             columns[name] = cell.str.strip_prefix("0x").str.to_integer(base=16, strict=False).cast(pl.Int64, strict=False)
         else:
@@ -312,9 +324,16 @@ def _index(table: pl.DataFrame) -> pl.DataFrame:
     if "gpu" in table.columns:
         lost = pl.col("gpu").str.contains(r"^\d+$").not_() if table["gpu"].dtype == pl.String else pl.lit(False)
         if "pci" in table.columns and table["gpu"].dtype == pl.String:
-            plain = table.filter(pl.col("gpu").str.contains(r"^\d+$") & pl.col("pci").is_not_null()).unique("pci", keep="first", maintain_order=True)
+            plain = table.filter(pl.col("gpu").str.contains(r"^\d+$") & pl.col("pci").is_not_null()).unique(
+                "pci", keep="first", maintain_order=True
+            )
             known = dict(zip(plain["pci"].to_list(), plain["gpu"].to_list(), strict=True))
-            table = table.with_columns(pl.when(lost).then(pl.col("pci").replace_strict(known, default=None, return_dtype=pl.String)).otherwise(pl.col("gpu")).alias("gpu"))
+            table = table.with_columns(
+                pl.when(lost)
+                .then(pl.col("pci").replace_strict(known, default=None, return_dtype=pl.String))
+                .otherwise(pl.col("gpu"))
+                .alias("gpu")
+            )
         return table
     if "pci" in table.columns:
         order = {pci: str(n) for n, pci in enumerate(sorted(p for p in table["pci"].unique().to_list() if p))}
@@ -331,10 +350,14 @@ def _environment(table: pl.DataFrame, rows: Rows) -> None:
     for column in ("recovery", "remap_pending", "remap_failure"):
         if column in table.columns:
             bad = table.filter(~pl.col(column).str.to_lowercase().is_in(["none", "no", "0", "[n/a]", "n/a", ""]))
-            for row in bad.unique(["gpu"] if "gpu" in bad.columns else None, keep="first", maintain_order=True).head(16).iter_rows(named=True):
+            for row in (
+                bad.unique(["gpu"] if "gpu" in bad.columns else None, keep="first", maintain_order=True).head(16).iter_rows(named=True)
+            ):
                 text = f"{column.replace('_', ' ')}: {row[column]} on GPU {row.get('gpu')}"
                 line = Line(rows.source, row["line"], text, text, stamp=_stamp(row))
-                rows.event(line, "gpu_health", "warning", gpu=row.get("gpu"), fields={"what": column, "value": row[column], "pci": row.get("pci")})
+                rows.event(
+                    line, "gpu_health", "warning", gpu=row.get("gpu"), fields={"what": column, "value": row[column], "pci": row.get("pci")}
+                )
 
 
 def _failures(table: pl.DataFrame, raw: pl.Series, rows: Rows, seen: set[tuple[str, str]]) -> pl.DataFrame:
@@ -344,22 +367,29 @@ def _failures(table: pl.DataFrame, raw: pl.Series, rows: Rows, seen: set[tuple[s
         return table
     suspect = pl.any_horizontal(pl.col(name).is_null() for name in numeric)
     table = table.with_columns(raw.alias("raw"))
-    status = pl.when(suspect).then(pl.col("raw").str.extract(r"\[?((?i:GPU is lost|Unknown Error|GPU requires reset|Timeout|Function Not Found)|ERR!)\]?"))
+    status = pl.when(suspect).then(
+        pl.col("raw").str.extract(r"\[?((?i:GPU is lost|Unknown Error|GPU requires reset|Timeout|Function Not Found)|ERR!)\]?")
+    )
     table = table.with_columns(status.otherwise(None).alias("status"))
-    for row in table.filter(pl.col("status").is_not_null()).unique([c for c in ("gpu", "pci", "status") if c in table.columns], keep="first", maintain_order=True).head(64).iter_rows(named=True):
+    for row in (
+        table.filter(pl.col("status").is_not_null())
+        .unique([c for c in ("gpu", "pci", "status") if c in table.columns], keep="first", maintain_order=True)
+        .head(64)
+        .iter_rows(named=True)
+    ):
         key = (str(row.get("gpu") or row.get("pci")), row["status"])
         if key in seen or len(rows.events) >= MAX_EVENTS:
             continue
         seen.add(key)
         text = clean(row["raw"].encode())
         line = Line(rows.source, row["line"], text, text, stamp=_stamp(row))
-        rows.event(line, "gpu_status", "error", gpu=row.get("gpu") or row.get("pci"), fields={"status": row["status"], "pci": row.get("pci")})
+        rows.event(
+            line, "gpu_status", "error", gpu=row.get("gpu") or row.get("pci"), fields={"status": row["status"], "pci": row.get("pci")}
+        )
     return table.drop("raw")
 
 
-def _stamp(row: dict):  # type: ignore[no-untyped-def, type-arg]
-    from parsers.base import Stamp
-
+def _stamp(row: dict[str, Any]) -> Stamp | None:
     return Stamp(row["form"], row["local"], precision=0.001) if row.get("local") is not None else None
 
 

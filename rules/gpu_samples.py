@@ -34,7 +34,11 @@ class Card:
 
     def evidence(self, row: dict[str, Any]) -> Evidence:
         """The sample as a place to cite."""
-        parts = [f"GPU {self.gpu}"] + [f"{name} {row[name]:g}" for name in ("temperature", "sm_clock", "power", "utilization", "memory_used") if row.get(name) is not None]
+        parts = [f"GPU {self.gpu}"] + [
+            f"{name} {row[name]:g}"
+            for name in ("temperature", "sm_clock", "power", "utilization", "memory_used")
+            if row.get(name) is not None
+        ]
         if row.get("throttle"):
             parts.append(f"reasons 0x{row['throttle']:x}")
         return Evidence(row["source"], row["line"], ", ".join(parts), row["time"])
@@ -67,7 +71,9 @@ def _cards(run: Run) -> list[Card]:
         return []
     key = pl.coalesce(pl.col("gpu"), pl.col("pci"), pl.lit("0"))
     out = []
-    for (host, source, _), rows in frame.with_columns(key.alias("card")).partition_by(["host", "source", "card"], maintain_order=True, as_dict=True).items():
+    for (host, _, _), rows in (
+        frame.with_columns(key.alias("card")).partition_by(["host", "source", "card"], maintain_order=True, as_dict=True).items()
+    ):
         pci = rows["pci"].drop_nulls()
         out.append(Card(host if isinstance(host, str) else None, rows["gpu"][0], pci[0] if pci.len() else None, rows))
     return out
@@ -92,7 +98,9 @@ def slowed(run: Run) -> Iterable[Finding]:
             if len(slow) > max(1, len(group) // 2) and cause == "infra/gpu-slow":
                 continue  # all of them at once: less work, not a bad card
             found = True
-            yield card.finding("gpu.slowed", cause, weight, onset, why=why, clock=onset.get("sm_clock"), temperature=onset.get("temperature"))
+            yield card.finding(
+                "gpu.slowed", cause, weight, onset, why=why, clock=onset.get("sm_clock"), temperature=onset.get("temperature")
+            )
     if not found:
         first = all_cards[0].rows.row(0, named=True)
         yield Finding("gpu.slowed", "excluded", "infra/gpu-thermal", "context", 0.0, "info", evidence=[all_cards[0].evidence(first)])
@@ -135,7 +143,11 @@ def lasting(flags: pl.Series) -> int | None:
 
 def reason(card: Card, onset: dict[str, Any], peers: list[Card]) -> tuple[str, float, str]:
     """(cause, weight, key of the reason) of a slowdown."""
-    later = card.rows.filter(pl.col("time") >= onset["time"]) if onset["time"] is not None else card.rows.filter(pl.col("line") >= onset["line"])
+    later = (
+        card.rows.filter(pl.col("time") >= onset["time"])
+        if onset["time"] is not None
+        else card.rows.filter(pl.col("line") >= onset["line"])
+    )
     bits = 0
     for value in later["throttle"].drop_nulls().head(200).to_list():
         bits |= value
@@ -196,7 +208,13 @@ def lost(run: Run) -> Iterable[Finding]:
     for event in run.kind("nvml_error"):
         cause, weight = nvml_cause(event.text)
         yield Finding(
-            "gpu.query-failed", cause=cause, weight=weight, time=event.time, evidence=[run.evidence(event)], host=event.host, facts={"text": event.text[:160]}
+            "gpu.query-failed",
+            cause=cause,
+            weight=weight,
+            time=event.time,
+            evidence=[run.evidence(event)],
+            host=event.host,
+            facts={"text": event.text[:160]},
         )
     yield from vanished(run)
 
