@@ -28,14 +28,14 @@ UNITS = {
     "g": 1024.0,
     "tib": 1048576.0,
 }
-SIZE = r"(-?\d+(?:\.\d+)?) ?([KMGT]i?B|bytes|B)"
+SIZE = r"(-?\d{1,18}(?:\.\d{1,9})?) ?([KMGT]i?B|bytes|B)"
 
 TRIED = regex.compile(r"Tried to allocate " + SIZE)
-DEVICE = regex.compile(r"\b(?:GPU|NPU|XPU) (\d+)[ ;.]")
+DEVICE = regex.compile(r"\b(?:GPU|NPU|XPU) (\d{1,6})[ ;.]")
 FIELDS: tuple[tuple[str, regex.Pattern], ...] = (
     ("capacity", regex.compile(SIZE + r" total capacity|total capacity of " + SIZE)),
     ("free", regex.compile(r"(?:of which )?" + SIZE + r" (?:is )?free\b")),
-    ("used", regex.compile(r"(?:this process|[Pp]rocess \d+ \(this\)) has " + SIZE)),
+    ("used", regex.compile(r"(?:this process|[Pp]rocess \d{1,9} \(this\)) has " + SIZE)),
     ("allocated", regex.compile(SIZE + r" already allocated|[Oo]f the allocated memory,? " + SIZE + r" is allocated by")),
     ("reserved", regex.compile(SIZE + r" reserved in total|" + SIZE + r" reserved by PyTorch(?! but)")),
     ("unallocated", regex.compile(SIZE + r" is reserved by PyTorch but unallocated")),
@@ -43,13 +43,13 @@ FIELDS: tuple[tuple[str, regex.Pattern], ...] = (
     ("in_use", regex.compile(SIZE + r" memory in use")),
     ("limit", regex.compile(SIZE + r" allowed")),
 )
-OTHER = regex.compile(r"[Pp]rocess (\d+) has " + SIZE + r" memory in use")
+OTHER = regex.compile(r"[Pp]rocess (\d{1,9}) has " + SIZE + r" memory in use")
 PLAIN_USED = regex.compile(r"Including non-PyTorch memory, this process has " + SIZE)
 VLLM_UTIL = regex.compile(
-    r"Free memory on device (?:\S+ )?\(([\d.]+)/([\d.]+) GiB\)(?: on startup)? is less than desired GPU memory utilization \(([\d.]+), ([\d.]+) GiB\)"
+    r"Free memory on device (?:\S{1,40} )?\(([\d.]{1,20})/([\d.]{1,20}) GiB\)(?: on startup)? is less than desired GPU memory utilization \(([\d.]{1,20}), ([\d.]{1,20}) GiB\)"
 )
-XLA = regex.compile(r"RESOURCE_EXHAUSTED: .{0,40}[Oo]ut of memory.{0,60}?allocat\w+ (\d+)(?: bytes)?")
-ROW = regex.compile(r"^\|\s*([A-Z][A-Za-z -]+?)\s*\|" + r"\s*(\d+)\s*([KMG]i?B|B)?\s*\|" * 2)
+XLA = regex.compile(r"RESOURCE_EXHAUSTED: .{0,40}[Oo]ut of memory.{0,60}?allocat\w{1,12} (\d{1,18})(?: bytes)?")
+ROW = regex.compile(r"^\|\s{0,20}([A-Z][A-Za-z -]{1,60}?)\s{0,40}\|" + r"\s{0,20}(\d{1,18})\s{0,4}([KMG]i?B|B)?\s{0,20}\|" * 2)
 
 TEXTS = (
     "out of memory. Tried to allocate",

@@ -40,9 +40,9 @@ ROW = regex.compile(
 NO_VICTIM = regex.compile(
     r"Out of memory and no killable processes|System is deadlocked on memory|Out of memory: (?:compulsory|system-wide) panic_on_oom|out of memory\. panic_on_oom is selected"
 )
-OOMD = regex.compile(r"systemd-oomd\[\d+\]: Killed (?P<memcg>\S+) due to (?P<why>memory (?:pressure|used)[^\n]{0,300})")
+OOMD = regex.compile(r"systemd-oomd\[\d{1,9}\]: Killed (?P<memcg>\S{1,400}) due to (?P<why>memory (?:pressure|used)[^\n]{0,300})")
 UNIT = regex.compile(
-    r"(?P<unit>[\w@.:\\-]{1,120}\.(?:scope|service|slice)): (?:A process of this unit has been killed by the OOM killer|systemd-oomd killed \d+ process\(es\) in this unit|Failed with result 'oom-kill')"
+    r"(?<![\w@.:\\-])(?P<unit>[\w@.:\\-]{1,120}\.(?:scope|service|slice)): (?:A process of this unit has been killed by the OOM killer|systemd-oomd killed \d+ process\(es\) in this unit|Failed with result 'oom-kill')"
 )
 EARLYOOM = regex.compile(
     r'sending (?P<signal>SIGTERM|SIGKILL) to process (?P<pid>\d+) uid (?P<uid>\d+) "(?P<comm>[^"]{0,60})": oom_score (?P<score>\d+)(?P<tail>[^\n]{0,200})'

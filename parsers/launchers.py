@@ -78,7 +78,7 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         found = DS_KILL.search(text)
         if found:
             exit_event(line, rows, "deepspeed", 0 if found["ok"] else None, pid=int(found["pid"]), by_launcher=not found["ok"])
-    elif (found := CALLED.search(text)) is not None:
+    elif (found := CALLED.search(text, max(0, text.rfind("CalledProcessError: Command") - 11))) is not None:
         number = -int(found["number"]) if found["number"] else int(found["code"] or 1)
         exit_event(line, rows, "accelerate", number)
     elif (found := SPAWN.search(text)) is not None:

@@ -73,7 +73,12 @@ def _loss(line: Line, rows: Rows, context: Context) -> None:
 
 
 def _frozen(line: Line, rows: Rows, context: Context) -> None:
-    for match in list(_FROZEN.finditer(line.text))[:8]:
+    at, text = -1, line.text
+    for _ in range(8):
+        before, at = at, text.find(" frozen params: ", at + 1)
+        match = _FROZEN.search(text[max(0, before + 1, at - 64) : at + 64]) if at >= 0 else None
+        if match is None:
+            break
         frozen, total = number(match[2]), number(match[3])
         if frozen is None or total is None:
             continue

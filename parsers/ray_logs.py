@@ -22,7 +22,7 @@ FIELD = regex.compile(r"^\s*(?P<key>class_name|actor_id|pid|name|namespace|ip): 
 OOM = regex.compile(
     r"(?P<count>\d{1,9}) [Ww]orkers?(?: ?\(tasks ?/ ?actors\)|\(s\))? (?:were )?killed due to (?:memory pressure|the node running low on memory)|"
     r"(?:Task|Actor|Worker)\b.{0,160}was killed due to the node running low on memory|ray\.exceptions\.OutOfMemoryError|"
-    r"[Kk]illing worker .{0,200}(?:memory usage above|because the node was running low)|Memory on the node \(IP: (?P<ip>[\w.:]+)"
+    r"[Kk]illing worker .{0,200}(?:memory usage above|because the node was running low)|Memory on the node \(IP: (?P<ip>[\w.:]{1,80})"
 )
 USED = regex.compile(
     r"was (?P<used>[\d.]{1,12}) ?GB / (?P<total>[\d.]{1,12}) ?GB \((?P<share>[\d.]{1,12})\), which exceeds the memory usage threshold of (?P<limit>[\d.]{1,8})"

@@ -44,7 +44,7 @@ CONTROLLER = (
             r"Nodes? (?P<node>\S{1,200}) not responding|due to failure of node (?P<node2>\S{1,100})|JobId=(?P<id>\d+) cancelled by node failure|on (?:failed|DOWN) node (?P<node3>\S{1,100})"
         ),
     ),
-    ("prolog", regex.compile(r"(?:[Pp]rolog|[Ee]pilog)\b.{0,120}(?:failed status=|failure on node|failed due to timing out|hook on host)")),
+    ("prolog", regex.compile(r"(?:[Pp]rolog|[Ee]pilog)\b.{0,80}(?:fail(?:ed status=|ure on node|ed due to timing out)|hook on host)")),
     (
         "node-hold",
         regex.compile(
