@@ -79,7 +79,7 @@ def _frozen(line: Line, rows: Rows, context: Context) -> None:
         match = _FROZEN.search(text[max(0, before + 1, at - 64) : at + 64]) if at >= 0 else None
         if match is None:
             break
-        frozen, total = number(match[2]), number(match[3])
+        frozen, total = number(match[2]), number(match[3].rstrip(","))
         if frozen is None or total is None:
             continue
         rows.event(line, "frozen_params", fields={"model": match[1].split("] ")[-1].strip(), "frozen": frozen, "total": total})
