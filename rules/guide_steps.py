@@ -119,6 +119,8 @@ def _last(line: Series) -> list[Evidence]:
 
 
 def _hardware(run: Run) -> Reading | None:
+    import polars as pl
+
     if run.samples is None or not run.samples.height:
         kernel = [f for f in run.files.values() if "kernel" in f.kinds and f.used]
         if not kernel:
@@ -128,7 +130,7 @@ def _hardware(run: Run) -> Reading | None:
     row = frame.row(frame.height - 1, named=True)
     used, total, heat = frame["memory_used"].max(), frame["memory_total"].max(), frame["temperature"].max()
     facts = {
-        "cards": frame.select(["host", "gpu", "pci"]).unique().height,
+        "cards": frame.select("host", pl.coalesce("gpu", "pci")).unique().height,  # a table and a query of one card may name it differently
         "used": "?" if not isinstance(used, (int, float)) else f"{used:g}",
         "total": "?" if not isinstance(total, (int, float)) else f"{total:g}",
         "heat": "?" if not isinstance(heat, (int, float)) else f"{heat:g}",
