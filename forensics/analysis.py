@@ -14,6 +14,7 @@ from forensics.run import Run
 if TYPE_CHECKING:
     from forensics.reading import Progress, Reader
     from forensics.report.model import PostMortem
+    from forensics.timeline import Timeline
 
 
 @dataclass
@@ -74,6 +75,13 @@ class Report:
         from forensics.report.terminal import render_terminal
 
         render_terminal(self._model(), self.lang)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The run's events, metrics and samples as polars frames."""
+        from forensics.timeline import Timeline, tables
+
+        return Timeline(**tables(self.run))
 
     def write_timeline(self, folder: str | Path) -> None:
         """`events.parquet`, `metrics.parquet` and `samples.parquet` (schemas: forensics.timeline)."""

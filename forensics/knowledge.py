@@ -104,6 +104,11 @@ def load(extra: tuple[str, ...] = ()) -> Knowledge:
     return Knowledge(signatures, causes, words)
 
 
+def load_rules(*packs: str | Path) -> Knowledge:
+    """The project's signatures and causes with those of further packs (files or folders).  Raises PackError for an unusable pack."""
+    return load(tuple(str(pack) for pack in packs))
+
+
 def extra_packs(extra: Iterable[str]) -> Iterator[Path]:
     """Pack files of users: paths given, and folders or files that installed packages name by entry point."""
     places = [Path(item) for item in extra]

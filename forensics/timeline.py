@@ -6,6 +6,7 @@ bytes are MiB as nvidia-smi prints them; power is watts, temperature degrees Cel
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,15 @@ SAMPLES: dict[str, pl.DataType | type[pl.DataType]] = {
     "source": pl.String,
     "line": pl.Int64,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The three tables of one run as polars frames, times in UTC; texts are as the logs have them, not redacted."""
+
+    events: pl.DataFrame
+    metrics: pl.DataFrame
+    samples: pl.DataFrame
 
 
 def write(run: Run, folder: Path, redact: bool = True) -> None:
