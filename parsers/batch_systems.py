@@ -193,6 +193,7 @@ PARSER = LineParser(
         "reempted",
         "PreemptionByScheduler",
         "Preempt ",
+        '"Preempt"',
         "NodeNotReady",
         "NodeLost",
         "node.kubernetes.io/",

@@ -16,6 +16,7 @@ HOST = regex.compile(r"(?:^|\s)(?P<host>[A-Za-z0-9][\w.-]{0,63}) kernel: ")
 SYSLOG_HOST = regex.compile(
     r"^(?:<\d+>)?(?:\S{3,6} +\d{1,2} \d\d:\d\d:\d\d\S*|\d{4}-\d\d-\d\dT\S+) (?P<host>[A-Za-z0-9][\w.-]{0,63}) [\w./-]+(?:\[\d+\])?: "
 )
+NODE = regex.compile(r"\s(?:Normal|Warning)\s.{1,60}?\snode/(?P<host>[a-z0-9][\w.-]{0,120})\s")
 PCI = regex.compile(r"(?:(?P<domain>[0-9a-fA-F]{4,8}):)?(?P<bus>[0-9a-fA-F]{2}):(?P<device>[0-9a-fA-F]{2})(?:\.(?P<function>[0-7]))?")
 
 KEEP = 60  # events of one kind about one device that are kept apart; later ones are only counted on the last
@@ -35,6 +36,8 @@ def host_of(line: Line) -> str | None:
     found = HOST.search(line.full[:200]) or SYSLOG_HOST.search(line.full[:200])
     if found:
         return str(found["host"])
+    if (node := NODE.search(line.full[:200])) is not None:
+        return str(node["host"])  # an event of `kubectl get events`
     if line.host and f"{line.host} (" in line.full:
         return None  # `EXT4-fs (nvme1n1):` looks like a host with its process
     return line.host
