@@ -238,6 +238,8 @@ def _dict(line: Line, rows: Rows, context: Context, framework: str | None) -> No
     step = step_of(pairs, framework)
     if step is None:
         step = _step(text[:at])[0]
+    if step is None and (epoch := _EPOCH.search(text[:at])) is not None:
+        step = float(epoch[1])
     emit(line, rows, pairs, step, framework)
     if framework:
         once(context, rows, line, "framework", framework)
@@ -317,7 +319,11 @@ PARSER = LineParser(
         "loss: ",
         "loss:",
         # A number follows: `loss scale: 512` is printed by every rank at every step.
-        *(f"{word} {first}" for word in ("loss", "Loss") for first in ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "-", "n", "i", "|", " ", "=", "(", "[")),
+        *(
+            f"{word} {first}"
+            for word in ("loss", "Loss")
+            for first in ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "-", "n", "i", "|", " ", "=", "(", "[")
+        ),
         "Loss: ",
         "Loss/",
         "Loss=",
@@ -325,6 +331,10 @@ PARSER = LineParser(
         '_loss": ',
         "_loss': ",
         "'loss': ",
+        "{'accuracy': ",
+        "{'acc': ",
+        "{'f1': ",
+        "{'eval_",
         "reward=",
         "reward: ",
         "reward_mean",

@@ -37,7 +37,8 @@ def judge_frozen(run: Run) -> Iterator[Finding]:
         (value, source, line) for name, source, value, line in run.facts if name.removeprefix("setting.") == "trainable_parameters"
     ]
     none_left = next(((s, n) for v, s, n in trainable if number(v) == 0), None)
-    if none_left is not None:
+    # A reference or reward model beside the policy rightly has none.
+    if none_left is not None and not any((number(v) or 0.0) > 0 for v, _, _ in trainable):
         yield Finding(
             rule="series.nothing-trainable",
             cause="model/frozen-parameters",
@@ -84,7 +85,7 @@ def _shrunk(trainable: list[tuple[Any, str, int]]) -> tuple[list[Evidence], dict
     counts = [(value, source, line) for told, source, line in trainable if (value := number(told))]
     for earlier, later in pairwise(counts):
         first, second = (earlier, later) if "resume" not in earlier[1].lower() else (later, earlier)
-        if second[0] < 0.5 * first[0]:
+        if 0 < second[0] < 0.5 * first[0]:
             places = [Evidence(c[1], c[2], f"trainable parameters = {c[0]:,.0f}") for c in (second, first)]
             return places, {"before": f"{first[0]:,.0f}", "after": f"{second[0]:,.0f}"}
     return None

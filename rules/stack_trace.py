@@ -44,10 +44,15 @@ REWARD = regex.compile(
     r"(?:^|_)(?:compute_|calculate_|get_|batch_)?(?:reward|rewards|score|scores|verifier|verify|grade|grader|judge)(?:_|$)|reward|_verif|grader"
 )
 REWARD_CALLERS = regex.compile(
-    r"^(?:_?calculate_rewards|_compute_rewards?|compute_reward(?:_async)?|compute_score|default_compute_score|reward_fn|run_reward_scoring|compute_rewards?_batch)$"
+    r"^(?:_?calculate_rewards|_compute_rewards?|compute_reward(?:_async)?|compute_score|default_compute_score|reward_fn|run_reward_scoring|compute_rewards?_batch|_?score_completions|_?compute_rewards_per_func|get_rewards?)$"
+)
+REWARD_CALL = regex.compile(r"\breward_(?:func|fn|function|model|manager)\w{0,20}\(|\bcompute_score\(")
+UNREACHABLE = regex.compile(
+    r"Connection(?: ?Error| refused| reset| error)|Max retries|timed? ?out|Timeout|50[0234] (?:Server|Bad|Service|Gateway)|Service Unavailable|check the API server|"
+    r"APIConnection|RemoteDisconnected|ServerDisconnected|Name or service not known"
 )
 REWARD_FILES = regex.compile(
-    r"math_verify|latex2sympy|/reward[\w-]*(?:/|\.py)|_reward\w*\.py|/(?:\w+_)?(?:verifier|grader|reward_score|rewards?)\w*(?:/|\.py)"
+    r"math_verify|latex2sympy|remote_rm|sandbox_fusion|/reward[\w-]*(?:/|\.py)|_reward\w*\.py|/(?:\w+_)?(?:verifier|grader|reward_score|rewards?)\w*(?:/|\.py)"
 )
 TRACKERS = regex.compile(r"/(?:wandb|mlflow|swanlab|comet_ml|clearml|neptune|aim|trackio)/|api\.wandb\.ai|comet\.com|swanlab\.cn|clear\.ml")
 # Where a process waits for the others: an error raised there says that somebody else did not come.
@@ -75,6 +80,12 @@ WAIT_TEXT = regex.compile(
 WORKER = regex.compile(
     r"Caught (?P<type>[\w.]{1,100}) in (?P<where>DataLoader worker process \d+|pin memory thread|replica \d+ on device \d+)"
 )
+OUTRANKS = 0.86  # where an error happened says more than its words: above the weight of the signatures that know the words
+ARCHIVE = regex.compile(
+    r"(?:UnpicklingError|BadZipFile|SafetensorError|EOFError|BadGzipFile)\b|zip archive|central directory|invalid load key|pickle data was truncated|deserializing header|"
+    r"[Rr]an out of input|unexpected end|not a (?:zip|gzip)"
+)
+LOADER = regex.compile(r"torch/utils/data/|\b__getitem__\b|\bcollate\w*|/webdataset/|/datasets/arrow_dataset")
 ENCODING = frozenset(
     [
         "JSONDecodeError",
@@ -121,6 +132,7 @@ def by_frames(event: Event) -> tuple[str, str, float] | None:
         return "stack-trace.waiting", "comms/collective-timeout", 0.3
     if (
         any(REWARD_CALLERS.match(f) for f in functions)
+        or REWARD_CALL.search(str(inner.get("code", "")))
         or REWARD_FILES.search(files)
         or (
             user.get("user")
@@ -128,6 +140,9 @@ def by_frames(event: Event) -> tuple[str, str, float] | None:
             and not regex.search(r"loss|model|forward", str(user.get("func", "")).lower())
         )
     ):
+        # A scorer that only gives up after a time is slow; one that asks another process for scores may find nobody there.
+        if UNREACHABLE.search(f"{name}: {message[:400]}") and not regex.search(r"math_verify|latex2sympy", files):
+            return "stack-trace.reward-service", "reward/reward-service-down", 0.7
         return "stack-trace.reward", "reward/reward-function-exception", 0.72
     if _tracker(event) and regex.search(r"[Cc]onnect|Timeout|SSL|Comm|Network|HTTP", name + " " + message[:200]):
         return "stack-trace.tracker", "infra/hub-unreachable", 0.55
@@ -291,14 +306,23 @@ def _classify(run: Run, event: Event, group: list[Event]) -> Iterator[Finding]:
     told = by_frames(event)
     reward = told is not None and told[1].startswith("reward/")
     kernel = told is not None and told[0] == "stack-trace.attention" and "root" not in known
-    if known & {"root", "consequence", "symptom"} and not reward and not kernel:
+    # A broken archive met by the data loader is a sample, whatever its words say of checkpoints.
+    sample = (
+        ARCHIVE.search(f"{name}: {message[:300]}") is not None
+        and LOADER.search(_files(event) + " " + " ".join(_functions(event))) is not None
+    )
+    if known & {"root", "consequence", "symptom"} and not reward and not kernel and not sample:
         return  # a signature says it better
     if any(e.source == event.source and event.line <= e.line <= (event.end_line or event.line) for e in run.kind("gpu_oom")):
         return
+    if sample:
+        told = ("stack-trace.data", "data/corrupt-sample", 0.6)
     if told is not None:
         if reward and known & {"symptom"}:
             return
         rule, cause, weight = told
+        if "root" in known and (reward or sample):
+            weight = max(weight, OUTRANKS)
         if cause == "data/dataset-format" and name == "KeyError" and _one_of_many(run, group):
             # A column that is missing everywhere stops every rank; one rank alone met a bad record.
             rule, cause = "stack-trace.record", "data/corrupt-sample"
