@@ -20,49 +20,49 @@ TIME = pl.Datetime("us", "UTC")
 EVENTS: dict[str, pl.DataType | type[pl.DataType]] = {
     "time": TIME,
     "clock": pl.String,  # form of the stamp the time was read from; null = no stamp; suffix "*" = inherited from a line above
-    "source": pl.String,
-    "line": pl.Int64,
-    "host": pl.String,
-    "rank": pl.Int64,
-    "pid": pl.Int64,
-    "gpu": pl.String,
-    "severity": pl.String,
-    "kind": pl.String,
-    "signature": pl.String,
+    "source": pl.String,  # file, relative to the run
+    "line": pl.Int64,  # 1-based, as `sed -n Np` counts
+    "host": pl.String,  # machine that wrote the line, where told
+    "rank": pl.Int64,  # global rank
+    "pid": pl.Int64,  # process id as the line says it
+    "gpu": pl.String,  # index or PCI bus id as the line says it
+    "severity": pl.String,  # debug, info, warning, error or fatal
+    "kind": pl.String,  # the parser's name for it, or `signature`
+    "signature": pl.String,  # id of the signature that was confirmed
     "fields": pl.String,  # JSON object
-    "text": pl.String,
+    "text": pl.String,  # the line, cleaned, at most 2,000 characters
 }
 METRICS: dict[str, pl.DataType | type[pl.DataType]] = {
     "time": pl.Float64,  # Unix seconds while rules run; written as TIME
-    "step": pl.Float64,
-    "rank": pl.Int64,
-    "name": pl.String,
+    "step": pl.Float64,  # optimizer step
+    "rank": pl.Int64,  # global rank, where told
+    "name": pl.String,  # canonical name
     "value": pl.Float64,
-    "raw": pl.String,
-    "source": pl.String,
-    "line": pl.Int64,
+    "raw": pl.String,  # name as printed
+    "source": pl.String,  # file, relative to the run
+    "line": pl.Int64,  # 1-based
 }
 SAMPLES: dict[str, pl.DataType | type[pl.DataType]] = {
     "time": pl.Float64,
-    "host": pl.String,
+    "host": pl.String,  # machine, where told
     "gpu": pl.String,  # index
     "pci": pl.String,  # canonical dddd:bb:dd.f, lower case
-    "memory_used": pl.Float64,
-    "memory_total": pl.Float64,
-    "utilization": pl.Float64,
-    "temperature": pl.Float64,
-    "memory_temperature": pl.Float64,
-    "power": pl.Float64,
-    "power_limit": pl.Float64,
-    "sm_clock": pl.Float64,
+    "memory_used": pl.Float64,  # MiB
+    "memory_total": pl.Float64,  # MiB
+    "utilization": pl.Float64,  # percent
+    "temperature": pl.Float64,  # degrees Celsius
+    "memory_temperature": pl.Float64,  # degrees Celsius
+    "power": pl.Float64,  # watts
+    "power_limit": pl.Float64,  # watts
+    "sm_clock": pl.Float64,  # MHz
     "throttle": pl.Int64,  # bit mask of clocks_event_reasons.active
-    "ecc_uncorrected": pl.Float64,
-    "ecc_corrected": pl.Float64,
-    "pcie_gen": pl.Float64,
-    "pcie_width": pl.Float64,
+    "ecc_uncorrected": pl.Float64,  # volatile count
+    "ecc_corrected": pl.Float64,  # volatile count
+    "pcie_gen": pl.Float64,  # current link generation
+    "pcie_width": pl.Float64,  # current link lanes
     "status": pl.String,  # the error token printed instead of values, such as "GPU is lost"
-    "source": pl.String,
-    "line": pl.Int64,
+    "source": pl.String,  # file, relative to the run
+    "line": pl.Int64,  # 1-based
 }
 
 
