@@ -5,22 +5,41 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Comparison", "PackError", "Report", "Unusable", "__version__", "analyze", "compare"]
+__all__ = [
+    "Comparison",
+    "PackError",
+    "Report",
+    "Timeline",
+    "Unusable",
+    "Verdict",
+    "__version__",
+    "analyze",
+    "analyze_many",
+    "compare",
+    "load_rules",
+]
 
 if TYPE_CHECKING:
     from forensics.analysis import Report, analyze
+    from forensics.archive.many import analyze_many
     from forensics.comparison import Comparison, compare
     from forensics.evidence import Unusable
-    from forensics.knowledge import PackError
+    from forensics.knowledge import PackError, load_rules
+    from forensics.timeline import Timeline
+    from forensics.verdict import Verdict
 
 # Imported when first asked for: `forensics --version` must not load a dataframe engine.
 _HOMES = {
     "analyze": "analysis",
+    "analyze_many": "archive.many",
     "Report": "analysis",
     "Unusable": "evidence",
     "PackError": "knowledge",
     "compare": "comparison",
     "Comparison": "comparison",
+    "Timeline": "timeline",
+    "Verdict": "verdict",
+    "load_rules": "knowledge",
 }
 
 

@@ -47,7 +47,12 @@ def training(rng: random.Random, at: datetime, size: int, host: str, rank: int =
         step += 1
         at += timedelta(seconds=2)
         loss = max(0.4, loss * 0.9995 + rng.uniform(-0.02, 0.02))
-        record = {"loss": round(loss, 4), "grad_norm": round(rng.uniform(0.3, 0.9), 4), "learning_rate": 1e-05, "epoch": round(step / 900, 3)}
+        record = {
+            "loss": round(loss, 4),
+            "grad_norm": round(rng.uniform(0.3, 0.9), 4),
+            "learning_rate": 1e-05,
+            "epoch": round(step / 900, 3),
+        }
         text = f"{stamp(at)} INFO [trainer.py:310] step {step} {record}"
         lines.append(text)
         used += len(text) + 1
@@ -113,7 +118,8 @@ def nan(rng: random.Random, at: datetime, size: int, host: str) -> Files:
     for step in range(40):
         at += timedelta(seconds=2)
         lines.append(
-            f"{stamp(at)} INFO [trainer.py:310] step {9000 + step} " + "{'loss': nan, 'grad_norm': nan, 'learning_rate': 1e-05, 'epoch': 0.98}"
+            f"{stamp(at)} INFO [trainer.py:310] step {9000 + step} "
+            + "{'loss': nan, 'grad_norm': nan, 'learning_rate': 1e-05, 'epoch': 0.98}"
         )
     lines.append(f"{stamp(at)} ERROR [train.py:201] loss is nan, stopping training")
     return {"train.log": text(lines)}
@@ -121,7 +127,9 @@ def nan(rng: random.Random, at: datetime, size: int, host: str) -> Files:
 
 def time_limit(rng: random.Random, at: datetime, size: int, host: str) -> Files:
     lines, at = training(rng, at, size, host)
-    lines.append(f"slurmstepd: error: *** JOB {480000 + rng.randrange(9999)} ON {host} CANCELLED AT {at:%Y-%m-%dT%H:%M:%S} DUE TO TIME LIMIT ***")
+    lines.append(
+        f"slurmstepd: error: *** JOB {480000 + rng.randrange(9999)} ON {host} CANCELLED AT {at:%Y-%m-%dT%H:%M:%S} DUE TO TIME LIMIT ***"
+    )
     return {"slurm.out": text(lines)}
 
 

@@ -118,7 +118,7 @@ def bulk(
         if engine == "ray":
             from forensics.archive.ray_engine import ray_engine
 
-            run: Engine = ray_engine(target, timeout, memory or memory_share(1), work)
+            run: Engine = ray_engine(timeout, memory or memory_share(os.cpu_count() or 1), work)
         elif engine == "local":
             run = local_engine(jobs, timeout, memory or memory_share(jobs), work)
         else:
@@ -161,7 +161,10 @@ def local_engine(jobs: int, timeout: float | None, memory: int | None, work: str
             while tasks or not pool.idle:
                 while tasks and pool.room > 0:
                     pool.submit(tasks.popleft())
-                yield from pool.collect() or [None]
+                ended = pool.collect()
+                yield from ended
+                if not ended:
+                    yield None
 
     return run
 

@@ -223,7 +223,7 @@ def _split(tree: Tree, branch: Branch, leaves: list[Leaf]) -> list[list[FileProb
     groups = list(owned.values())
     if not _several(groups):
         return [probes]
-    rest = []
+    rest: list[FileProbe] = []
     for probe in shared:
         # `job-12.gpu.csv` goes with `job-12.log`; what fits none stands apart from them, together.
         home = [group for key, group in owned.items() if probe.stem.startswith(key)]

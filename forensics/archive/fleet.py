@@ -32,7 +32,7 @@ TONES = dict(zip(LAYERS, ("t1", "t2", "t3", "t4", "t5", "t6"), strict=True))
 # Columns of the table: id, width in pixels, kind of value, whether it is a number.
 TABLE = (
     ("run", 270, "", False),
-    ("started", 150, "time", True),
+    ("started", 172, "time", True),
     ("duration", 92, "span", True),
     ("world", 76, "", True),
     ("layer", 128, "", False),

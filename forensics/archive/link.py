@@ -35,9 +35,9 @@ def link(rows: list[dict[str, Any]]) -> None:
         for key in ("saved_to", "resumed_from"):
             if row.get(key):
                 groups["folder", row["root"], row[key]].append(row)
-    for key, members in groups.items():
+    for group, members in groups.items():
         unique = list({row["run"]: row for row in members}.values())
-        if key[0] == "folder" and not any(row.get("resumed_from") == key[2] for row in unique):
+        if group[0] == "folder" and not any(row.get("resumed_from") == group[2] for row in unique):
             continue
         if len(unique) > 1 and _one_after_another(unique):
             for row in unique[1:]:

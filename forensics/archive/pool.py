@@ -162,11 +162,8 @@ class Pool:
                 raise BrokenPool(f"workers end as they start (exit status {code})")
         if worker.task is None:
             return []
-        how = (
-            f"signal {signal.Signals(-code).name}"
-            if code is not None and code < 0 and -code in iter(signal.Signals)
-            else f"exit status {code}"
-        )
+        names = {number.value: number.name for number in signal.Signals}
+        how = f"signal {names.get(-code, -code)}" if code is not None and code < 0 else f"exit status {code}"
         return [Outcome(worker.task, fault="died", reason=f"the worker process died ({how})")]
 
     def _check(self, worker: _Worker) -> list[Outcome]:

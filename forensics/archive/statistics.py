@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LAYERS = ("infra", "data", "model", "training", "comms", "reward")
+# What schedulers, quotas and far services decide is no fault of the machine it happens on; nor is a job's own memory limit.
+NO_FAULT = frozenset({"time-limit", "preempted", "resources-unavailable", "quota-exceeded", "hub-unreachable", "cgroup-oom-kill"})
 LEVEL = 0.05  # of the interval and of the tests
 # Rack and place in one name: r07n12, rack3-node4, cab2c1s3.
 RACK = re.compile(r"^(?:.*[-_.])?(?P<rack>(?:rack|cab|r|x)[-_]?\d{1,4})(?=[-_]?(?:n|node|c|u|s|i|h)[-_]?\d)", re.I)
@@ -52,6 +54,11 @@ def failed(row: dict[str, Any]) -> bool:
     return row["layer"] in LAYERS
 
 
+def of_machine(row: dict[str, Any]) -> bool:
+    """Whether a run failed by what a machine or a link may be to blame for."""
+    return row["layer"] in ("infra", "comms") and row["cause"] not in NO_FAULT
+
+
 def between(failures: int, exposure: float) -> Between:
     """Mean hours between failures over `exposure` hours, with the exact 95 % interval of a Poisson count (Garwood 1936)."""
     if exposure <= 0:
@@ -87,7 +94,7 @@ def _offenders(kind: str, rows: list[dict[str, Any]], exposure: dict[str, float]
     hits: dict[str, list[dict[str, Any]]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
     for row in rows:
-        unit = _unit(kind, row) if failed(row) else None
+        unit = _unit(kind, row) if of_machine(row) else None
         if unit is not None and (row.get("series") or row["run"], unit) not in seen:
             seen.add((row.get("series") or row["run"], unit))
             hits[unit].append(row)

@@ -52,6 +52,11 @@ def handle(task: dict[str, Any]) -> dict[str, Any]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def document(task: dict[str, Any]) -> dict[str, Any]:
+    """The same without reports and rows: `runs` hold the post-mortem documents."""
+    return handle({**task, "document": True})
+
+
 def _handle(task: dict[str, Any], scratch: Path) -> dict[str, Any]:
     tree = open_tree(task["root"])
     digest = content_hash(tree, task["files"]) if isinstance(tree, LocalTree) else None
@@ -82,7 +87,9 @@ def content_hash(tree: LocalTree, files: list[str]) -> str | None:
 
 def _place(tree: LocalTree | StoreTree, task: dict[str, Any], scratch: Path) -> Path:
     """The evidence as a local path: where it lies, or a folder with the run's files alone."""
-    kind, path, files = task["kind"], task["folder"], task["files"]
+    kind: str = task["kind"]
+    path: str = task["folder"]
+    files: list[str] = task["files"]
     if isinstance(tree, LocalTree):
         if kind == "archive" or (kind == "files" and len(files) == 1):
             return tree.real(files[0])
@@ -153,6 +160,8 @@ def _analyse(place: Path, task: dict[str, Any], run: str, path: str, notes: list
 
     report = analyze(place, lang=task["lang"], tz=task["tz"], rules=task["rules"], redact=task["redact"], hide_hosts=task["hide_hosts"])
     assert report.model is not None
+    if task.get("document"):
+        return {"run": run, "path": path, "document": report.to_dict()}
     reports = Path(task["out"]) / "reports"
     try:
         write_text(reports / f"{run}.html", render_html(report.model, task["lang"], plotly_at=f"../assets/{PLOTLY}"))

@@ -107,6 +107,6 @@ def _bar(wanted: bool) -> Iterator[Ticker | None]:
 
         def show(done: int, known: int, path: str) -> None:
             name = "".join(c if c.isprintable() else "?" for c in path)[-40:]
-            bar.update(line, completed=done, total=known, **({"description": name} if name else {}))
+            bar.update(line, completed=done, total=known, description=name or None)
 
         yield show
