@@ -48,6 +48,7 @@ _STEP = re.compile(
     r"|\[(?P<role>[A-Za-z_][A-Za-z_.-]{0,30})(?P<local>[0-9]{1,4})\]:(?=[^\s:]|\s|\Z) ?"
     r"|\[[0-9]{1,6},(?P<mpi>[0-9]{1,6})\]<(?:stdout|stderr|stdin|stddiag)>: ?"
     r"|\((?P<actor>[A-Za-z_][\w.:<>\[\]-]{0,80}(?: [A-Za-z][\w-]{0,40}){0,2}) pid=(?P<pid>[0-9]{1,9})(?:, ip=(?P<ip>[0-9A-Fa-f.:]{3,45}))?\) ?"
+    r"|\((?P<label>[A-Za-z_][\w.:-]{0,80}(?:, (?:rank|pid|ip|node|host|local_rank|task)=[\w.:-]{1,80}){1,5})\) ?"
     r"|\((?P<daemon>raylet|gcs_server|autoscaler)(?:, ip=(?P<rip>[0-9A-Fa-f.:]{3,45})| \+[0-9hms]+)?\) ?"
     r"|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2}) std(?:out|err) [FP](?: |\Z)"
     r"|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\.[0-9]{6,9}Z (?=\S)"
@@ -60,6 +61,8 @@ _OPENERS = frozenset("[(0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ{")
 _NUMBERED = re.compile(r" {0,6}(?P<n>[0-9]{1,6}): ?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9-]{0,62}(?:\.[A-Za-z0-9-]{1,62}){0,6}): ?")
 _HOST_IP = re.compile(r"(?P<host>[0-9]{1,3}(?:\.[0-9]{1,3}){3}): ")
+# `2025-06-12 10:00:01 node-3: text`: a wrapper's stamp stands before the host.
+_STAMPED = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9:]{8}(?:[.,][0-9]{1,9})?Z? (?=[A-Za-z0-9])")
 _NCCL = re.compile(
     r"(?P<host>[A-Za-z0-9][\w.-]{0,80}):(?P<pid>[0-9]{1,9}):[0-9]{1,9} (?:\[[0-9]{1,4}\] |[\w./-]{1,80}:[0-9]{1,6} )?(?:[\w./-]{1,80}:[0-9]{1,6} (?:\(\w{1,80}\) )?)?NCCL "
 )
@@ -111,7 +114,9 @@ def survey(lines: Iterable[str]) -> Style:
             labels[found["n"]] += 1
         elif found is not None and found.end() == len(line):
             numbered += 1  # an empty line under its label
-        host = _HOST.match(line) or _HOST_IP.match(line)
+        stamp = _STAMPED.match(line) if line[:1].isdigit() else None
+        at = stamp.end() if stamp else 0
+        host = _HOST.match(line, at) or _HOST_IP.match(line, at)
         if host is not None and (line[host.end() - 1] == " " or host.end() == len(line)) and host["host"].lower() not in _NO_HOSTS:
             hosts[host["host"]] += 1
     is_numbered = numbered >= 3 and numbered * 2 >= total and labels.total() > len(labels)
@@ -164,6 +169,12 @@ def strip(full: str, style: Style = PLAIN) -> Prefixed:
             task = int(label["n"])
             text = text[label.end() :]
             continue
+        if style.hosts and first.isdigit() and (stamp := _STAMPED.match(text)) is not None:
+            label = _HOST.match(text, stamp.end()) or _HOST_IP.match(text, stamp.end())
+            if label is not None and label["host"] in style.hosts:
+                host = host or label["host"]
+                text = text[label.end() :]
+                continue
         if style.hosts and (label := _HOST.match(text) or _HOST_IP.match(text)) is not None and label["host"] in style.hosts:
             host = host or label["host"]
             text = text[label.end() :]
@@ -188,6 +199,12 @@ def strip(full: str, style: Style = PLAIN) -> Prefixed:
         elif step["actor"] is not None:
             actor, pid = step["actor"], int(step["pid"])
             host = step["ip"] or host
+        elif step["label"] is not None:
+            told = dict(part.split("=", 1) for part in step["label"].split(", ")[1:])
+            actor = step["label"].partition(",")[0]
+            rank = int(told["rank"]) if told.get("rank", "").isdigit() else rank
+            pid = int(told["pid"]) if told.get("pid", "").isdigit() else pid
+            host = told.get("ip") or told.get("node") or told.get("host") or host
         elif step["daemon"] is not None:
             actor = step["daemon"]
             host = step["rip"] or host

@@ -33,6 +33,9 @@ DEATH = regex.compile(
 REMOTE = regex.compile(r"\[(?P<what>[^\]]{1,80})\] .{0,20}?(?:has failed to shutdown the rendezvous|failed to send a keep-alive heartbeat)")
 
 
+MASTER = regex.compile(r"\b(?:master_addr ?[=:] ?|MASTER_ADDR[=:] ?)'?\"?(?P<host>[A-Za-z0-9][\w.-]{0,120})")
+
+
 def _block(line: Line, context: Context) -> dict[str, Any]:
     """The fields of one numbered block of a failure table, around its `exitcode` line."""
     found: dict[str, Any] = {"root": False}
@@ -55,6 +58,10 @@ def _block(line: Line, context: Context) -> dict[str, Any]:
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:
     text = line.text
+    if ("master_addr=" in text or "MASTER_ADDR=" in text) and not context.state.get("master"):
+        if (named := MASTER.search(text)) is not None:
+            context.state["master"] = True
+            rows.fact(line, "launch.master_addr", named["host"])
     if (found := FAILED.search(text)) is not None:
         exit_event(
             line,
@@ -155,6 +162,8 @@ PARSER = (
             "SignalException: Process",
             "attempts left; will restart",
             "restart_count=",
+            "master_addr=",
+            "MASTER_ADDR=",
             "new nodes from group_rank",
             "membership change",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ def judge(run: Run) -> Iterable[Finding]:
     yield from _simple(run, "eaddrinuse", "comms/address-in-use", "root", 0.88)
     yield from _gloo(run)
     yield from _hccl(run)
+    yield from _unresolved(run)
 
 
 def _final(run: Run, kind: str) -> list[Event]:
@@ -153,6 +155,33 @@ def _hccl(run: Run) -> Iterable[Finding]:
         ranks=ranks if len(ranks) <= 2 else [],
         covers=COVERS,
         facts={"ranks": ranks, "code": events[0].fields.get("code")},
+        count=len(events),
+    )
+
+
+UNRESOLVED = frozenset({"master-host-unresolved", "master-name-unresolvable", "c10d-client-no-host"})
+ENDPOINT = re.compile(r"[\[(](?P<host>[A-Za-z][\w.-]{0,120})\]?(?:, ?|:)\d{2,5}\b")
+
+
+def _unresolved(run: Run) -> Iterable[Finding]:
+    """The master's name that does not resolve, from the message or from what the launcher printed."""
+    events = [e for e in run.events if e.signature in UNRESOLVED and is_final(run, e)]
+    if not events:
+        return
+    named = next((found["host"] for e in events if (found := ENDPOINT.search(e.text)) is not None), None)
+    told = run.fact("launch.master_addr")
+    host = named or (str(told) if told and not str(told).replace(".", "").isdigit() else None)
+    if host is None:
+        return
+    yield Finding(
+        "rendezvous.unresolved",
+        cause="comms/connect-failed",
+        weight=0.81,
+        time=events[0].time,
+        evidence=[run.evidence(e) for e in events[:3]],
+        host=host,
+        covers=COVERS,
+        facts={"host": host},
         count=len(events),
     )
 
