@@ -58,10 +58,9 @@ def _block(line: Line, context: Context) -> dict[str, Any]:
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:
     text = line.text
-    if ("master_addr=" in text or "MASTER_ADDR=" in text) and not context.state.get("master"):
-        if (named := MASTER.search(text)) is not None:
-            context.state["master"] = True
-            rows.fact(line, "launch.master_addr", named["host"])
+    if not context.state.get("master") and (named := MASTER.search(text)) is not None:
+        context.state["master"] = True
+        rows.fact(line, "launch.master_addr", named["host"])
     if (found := FAILED.search(text)) is not None:
         exit_event(
             line,
