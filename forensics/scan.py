@@ -34,9 +34,12 @@ SPREAD = 16  # lines per block, evenly spread, that are read of readings past th
 TAIL = 16 << 20  # bytes at the end of a file in which readings are taken in full again: the crash is there
 KEPT = 120  # confirmed lines per signature and file that are kept, at each end
 TEXT = 32 << 10  # bytes of one segment that are looked at
+LONG = (32 << 20, 4 << 10)  # of a file's segments above the second figure: bytes looked at before only so much of each is read
+CONFIRM = 8 << 10  # characters around a literal in which a signature's pattern is looked for
 REACH = 64 << 10  # bytes around a block's edges that stay visible
 BACK = 300  # lines searched upwards for a stamp
 TIMEOUT = 0.25  # seconds for one pattern on one line: a user's own pattern cannot hang us
+PATIENCE = 4  # timeouts after which a pattern is no longer tried
 
 Hit = tuple[int, int, int]  # number of the literal, where it starts and ends in the block
 
@@ -85,6 +88,7 @@ class Matcher:
         readings = {text.encode() for parser in self.parsers if parser.readings for text in parser.triggers}
         self.readings = frozenset(number for number, literal in enumerate(self.literals) if literal in readings)
         self.patterns: dict[int, Any] = {}
+        self.timeouts: Counter[int] = Counter()
         self.reduced: dict[frozenset[int], tuple[ahocorasick_rs.BytesAhoCorasick, list[int]]] = {}
 
     @cached_property
@@ -120,11 +124,29 @@ class Matcher:
         pattern = self.patterns.get(number)
         if pattern is None:
             pattern = self.patterns[number] = compiled(signature)
-        try:
-            match = pattern.search(text) if isinstance(pattern, re.Pattern) else pattern.search(text, timeout=TIMEOUT, concurrent=False)
-        except TimeoutError:
-            return None
-        return None if match is None else {k: v for k, v in match.groupdict().items() if v is not None}
+        match = None
+        for begin, end in self._windows(signature, text):
+            if isinstance(pattern, re.Pattern):
+                match = pattern.search(text, begin, end)
+            elif self.timeouts[number] < PATIENCE:
+                try:
+                    match = pattern.search(text, begin, end, timeout=TIMEOUT, concurrent=False)
+                except TimeoutError:
+                    self.timeouts[number] += 1
+            if match is not None:
+                return {k: v for k, v in match.groupdict().items() if v is not None}
+        return None
+
+    def _windows(self, signature: Signature, text: str) -> Iterator[tuple[int, int]]:
+        """The whole of a text, or of a long one what stands around the first and the last of the signature's literals."""
+        if len(text) <= CONFIRM:
+            yield 0, len(text)
+            return
+        first = min((at for literal in signature.literals if (at := text.find(literal)) >= 0), default=0)
+        last = max((at for literal in signature.literals if (at := text.rfind(literal)) >= 0), default=0)
+        for at in (first, last) if last - first > CONFIRM // 4 else (first,):
+            begin = max(0, at - CONFIRM // 2)
+            yield begin, begin + CONFIRM
 
 
 def compiled(signature: Signature) -> Any:
@@ -161,6 +183,7 @@ class Scan:
     flooding: frozenset[int] = frozenset()
     next_line: int = 1  # number of the line that the next block begins with
     size: int = 0  # bytes of the file, 0 where unknown (compressed)
+    long: int = 0  # bytes looked at of long segments
 
     def run(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> None:
         """Read all blocks of the file."""
@@ -207,7 +230,8 @@ class Scan:
                 continue
             if group:
                 self._segment(reader, begin, end_of_segment, number, group)
-            begin = max(data.rfind(b"\n", 0, start), data.rfind(b"\r", 0, start), start - TEXT // 2) + 1
+            begin = data.rfind(b"\n", at, start)
+            begin = max(begin, data.rfind(b"\r", max(at, begin), start), start - self.text // 2) + 1
             number += data.count(b"\n", at, begin)
             at = begin
             end_of_segment = _segment_end(data, stop)
@@ -220,6 +244,11 @@ class Scan:
         # The last stamp of the block serves the next one's first lines.
         reader.inherit(len(data), self.next_line)
         self.before = data[-REACH:]
+
+    @property
+    def text(self) -> int:
+        """How many bytes of one segment are looked at."""
+        return TEXT if self.long < LONG[0] else LONG[1]
 
     def _thinned(self, hits: list[Hit]) -> list[Hit]:
         per_literal = Counter(hit[0] for hit in hits)
@@ -277,6 +306,9 @@ class Scan:
             signature = self.matcher.signatures[which]
             if not self._applies(signature, line):
                 continue
+            if self.matcher.timeouts[which] >= PATIENCE:
+                self.rows.note(f"the pattern of signature {signature.id} takes too long; it was left out")
+                continue
             groups = self.matcher.confirm(which, line.text)
             if groups is None and line.full != line.text:
                 groups = self.matcher.confirm(which, line.full)
@@ -331,7 +363,9 @@ class _Reader:
         self.after = following.data[:REACH] if following else b""
 
     def line(self, begin: int, end: int, number: int) -> Line:
-        full = clean(self.block.data[begin : min(end, begin + TEXT)])
+        full = clean(self.block.data[begin : min(end, begin + self.scan.text)])
+        if len(full) > LONG[1]:
+            self.scan.long += len(full)
         line = self._prefixed(full, number)
         line.stamp = self.scan.find(full)
         if line.stamp is None:

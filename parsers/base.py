@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 Severity = Literal["debug", "info", "warning", "error", "fatal"]
@@ -111,6 +112,7 @@ class Rows:
     notes: list[str] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
 
+    max_notes = 40
     max_metrics = 3_000_000
     max_metric_names = 2_000
 
@@ -150,7 +152,7 @@ class Rows:
 
     def note(self, text: str) -> None:
         """Add a remark on the file for the report (each text once)."""
-        if text not in self.notes:
+        if len(self.notes) < self.max_notes and text not in self.notes:
             self.notes.append(text)
 
 
@@ -195,13 +197,18 @@ class LineParser:
     readings: bool = False  # every line carries readings: a file may hold many before the scanner thins them out
 
 
-@dataclass(slots=True)
+@dataclass
 class Head:
     """The beginning of a file, for recognition: `data` is its first 64 kB decompressed, `text` the same decoded."""
 
     path: str
     data: bytes
     text: str
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines of `text`, split once for all who look at them."""
+        return self.text.splitlines()
 
 
 class Source:

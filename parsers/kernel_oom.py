@@ -42,7 +42,7 @@ NO_VICTIM = regex.compile(
 )
 OOMD = regex.compile(r"systemd-oomd\[\d{1,9}\]: Killed (?P<memcg>\S{1,400}) due to (?P<why>memory (?:pressure|used)[^\n]{0,300})")
 UNIT = regex.compile(
-    r"(?<![\w@.:\\-])(?P<unit>[\w@.:\\-]{1,120}\.(?:scope|service|slice)): (?:A process of this unit has been killed by the OOM killer|systemd-oomd killed \d+ process\(es\) in this unit|Failed with result 'oom-kill')"
+    r"(?<![\w@.:\\-])(?P<unit>[\w@.:\\-]{1,300})(?<=scope|rvice|slice): (?:A process of this unit has been killed by the OOM killer|systemd-oomd killed \d{1,9} process\(es\) in this unit|Failed with result 'oom-kill')"
 )
 EARLYOOM = regex.compile(
     r'sending (?P<signal>SIGTERM|SIGKILL) to process (?P<pid>\d+) uid (?P<uid>\d+) "(?P<comm>[^"]{0,60})": oom_score (?P<score>\d+)(?P<tail>[^\n]{0,200})'
