@@ -8,12 +8,14 @@ Nothing here raises on NaN, infinity or empty input.  Fewer than `MIN_POINTS` fi
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 MIN_POINTS = 8  # below this a median absolute deviation says nothing
 BUCKETS = 1500
+SETBACK = 1.8  # a departure goes this many times further than any setback that the series had come back from
 GAUSS = 1.4826  # MAD of a normal distribution times this is its standard deviation
 
 
@@ -170,9 +172,18 @@ def departure(
     last = tail_level(flipped)
     own_noise = noise(flipped)
     lead = max(4, min(window, count // 5))
+    ordered = sorted(flipped[:4])  # of the readings in the window, kept sorted from step to step
     for i in range(4, count - 1):
+        if i > 4:
+            insort(ordered, flipped[i - 1])
+        if i - window > 0:
+            del ordered[bisect_left(ordered, flipped[i - window - 1])]
+        half = len(ordered) // 2
+        base = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+        least = base + max(floor, relative * abs(base))
+        if flipped[i] <= least or last <= least:
+            continue
         before = flipped[max(0, i - window) : i]
-        base = median(before)
         spread = max(mad_sigma(before), min(own_noise, noise(before)), 1e-9 * abs(base))
         threshold = base + max(k * spread, floor, relative * abs(base))
         if flipped[i] <= threshold or last <= threshold:
@@ -251,7 +262,19 @@ def beyond_past(values: Sequence[float], spot: Departure, margin: float = 1.3) -
         return False
     smooth = [median(past[max(0, i - 1) : i + 2]) for i in range(len(past))]
     reach = quantile(smooth, 0.95) if up else quantile(smooth, 0.05)
-    return abs(spot.final - spot.baseline) > margin * abs(reach - spot.baseline)
+    way = abs(spot.final - spot.baseline)
+    return way > margin * abs(reach - spot.baseline) and way > SETBACK * setback(values[: spot.index], up)
+
+
+def setback(values: Sequence[float], up: bool, last: int = 400) -> float:
+    """The largest way in the bad direction (`up` or down) that a series had gone before, single spikes left out; 0 for too few readings."""
+    clean, _ = thin(finite(values)[-last:], 200)
+    smooth = [median(clean[max(0, i - 2) : i + 3]) for i in range(len(clean))]
+    best, largest = math.inf, 0.0
+    for value in smooth if up else [-v for v in smooth]:
+        best = min(best, value)
+        largest = max(largest, value - best)
+    return largest if len(clean) >= MIN_POINTS else 0.0
 
 
 def spikes(values: Sequence[float], k: float = 10.0, relative: float = 0.5, window: int = 30) -> list[Spike]:
