@@ -36,7 +36,7 @@ def explain(
         typer.echo(("\n" if number else "") + describe(one, known, lang))
 
 
-@rules_app.command("list")
+@rules_app.command("list", epilog="Example: forensics rules list --layer comms")
 def list_rules(
     layer: Annotated[str, typer.Option(help="Only this layer.")] = "",
     rules: Annotated[list[Path] | None, typer.Option(help="A further signature pack; may be repeated.", metavar="PACK")] = None,
