@@ -20,6 +20,7 @@ from forensics.archive.discover import Found, discover
 from forensics.archive.journal import Journal
 from forensics.archive.names import assign
 from forensics.archive.pool import WORK, Outcome, Pool
+from forensics.archive.tables import partition
 from forensics.archive.trees import LocalTree, StoreTree, open_tree
 from forensics.evidence import Unusable
 
@@ -126,6 +127,8 @@ def bulk(
         boss.work(items, run)
         try:
             boss.summary.runs = collect(target, journal, boss.kept, boss.skipped(), options.lang)
+            if engine == "ray":
+                partition(target)
         except OSError as error:
             boss.summary.fatal = boss.summary.fatal or f"{error.filename or target}: {error.strerror or error}"
         return boss.summary

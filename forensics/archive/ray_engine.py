@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,20 @@ Answer = tuple[dict[str, Any] | None, str, str]  # value, fault, reason
 def run_batch(tasks: list[dict[str, Any]], timeout: float | None, memory: int | None, work: str) -> list[Answer]:
     """Do a batch on this node, one run after the other in a process of its own; answers in the order of the tasks."""
     answers: dict[str, Answer] = {}
-    with tempfile.TemporaryDirectory(prefix="forensics-ray-") as folder, Pool(1, timeout, memory, work) as pool:
+    pool = _pool(timeout, memory, work)
+    with tempfile.TemporaryDirectory(prefix="forensics-ray-") as folder:
         for number, task in enumerate(tasks):
             pool.submit({**task, "scratch": str(Path(folder) / str(number))})
         while not pool.idle:
             for outcome in pool.collect():
                 answers[outcome.task["key"]] = (outcome.value, outcome.fault, outcome.reason)
     return [answers[task["key"]] for task in tasks]
+
+
+@cache
+def _pool(timeout: float | None, memory: int | None, work: str) -> Pool:
+    """This Ray worker's one process, kept from batch to batch; it ends with the Ray worker."""
+    return Pool(1, timeout, memory, work)
 
 
 def ray_engine(timeout: float | None, memory: int | None, work: str) -> Any:

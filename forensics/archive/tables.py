@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from forensics.files import write_whole
@@ -110,6 +112,16 @@ def write_table(path: Path, schema: pa.Schema, rows: Iterable[list[dict[str, Any
             writer.write_table(_table(schema, held))
 
     write_whole(path, write)
+
+
+def partition(out: Path) -> None:
+    """Write both tables once more as data sets partitioned by layer, `runs/layer=…/` and `findings/layer=…/`, for readers of a cluster."""
+    for name in ("runs", "findings"):
+        folder = out / name
+        shutil.rmtree(folder, ignore_errors=True)
+        table = ds.dataset(out / f"{name}.parquet")
+        parts = ds.partitioning(pa.schema([("layer", pa.string())]), flavor="hive")
+        ds.write_dataset(table, folder, format="parquet", partitioning=parts, basename_template="part-{i}.parquet", use_threads=False)
 
 
 def _table(schema: pa.Schema, rows: list[dict[str, Any]]) -> pa.Table:

@@ -95,9 +95,8 @@ def _place(tree: LocalTree | StoreTree, task: dict[str, Any], scratch: Path) -> 
             return tree.real(files[0])
         if kind == "folder" and not task.get("link"):
             return tree.path / path
-    folder = scratch / "evidence" / (Path(path).name or Path(task["root"].rstrip("/")).name or "run")
-    if kind == "files" and len(files) > 1:
-        folder = folder.with_name(stem(folder.name))
+    name = Path(path).name or Path(task["root"].rstrip("/")).name or "run"
+    folder = scratch / "evidence" / name
     top = path if kind == "folder" else os.path.commonpath([os.path.dirname(file) for file in files])
     try:
         tree.fetch(files, folder)
@@ -107,10 +106,13 @@ def _place(tree: LocalTree | StoreTree, task: dict[str, Any], scratch: Path) -> 
         raise Unusable(f"{path}: could not be fetched ({error.strerror or error})") from error
     except Exception as error:  # every store has errors of its own
         raise Unusable(f"{path}: could not be fetched ({type(error).__name__}: {error})") from error
-    inner = folder / top
-    if inner.is_dir() and inner != folder:
-        return inner
-    return folder / files[0] if len(files) == 1 and kind != "folder" else folder
+    if len(files) == 1 and kind != "folder":
+        return folder / files[0]
+    if kind == "folder":
+        return folder / top
+    named = scratch / "run" / stem(name)  # a run made of files is called after its log, not after the folder they lie in
+    named.parent.mkdir()
+    return Path(shutil.move(folder / top, named))
 
 
 def _archive(place: Path, task: dict[str, Any], answer: dict[str, Any], scratch: Path) -> None:
