@@ -1,6 +1,6 @@
 """Launchers other than torchrun and srun: Open MPI and Intel MPI, DeepSpeed, accelerate, torch.multiprocessing spawn, shells, docker.
 
-Events: `exit` (see parsers/exit_codes.py) and `interrupt` (fields `what`: keyboard | signal, `signal`, `target`: process | launcher).
+Events: `exit` (see parsers/exit_codes.py), `spawned` (a process by pid and rank, DeepSpeed) and `interrupt` (fields `what`: keyboard | signal, `signal`, `target`: process | launcher).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ HYDRA_BAD = regex.compile(r"=\s+(?:EXIT CODE: (?P<code>\d{1,9})|KILLED BY SIGNAL
 DS_KILL = regex.compile(r"(?:Killing subprocess|Process) (?P<pid>\d{1,9})(?P<ok> exits successfully)?")
 DS_CODE = regex.compile(r"exits with return code = (?P<code>-?\d{1,9})")
 DS_PDSH = regex.compile(r"pdsh@(?P<me>\S{1,100}): (?P<host>[^\s:]{1,200}): ssh exited with exit code (?P<code>\d{1,9})")
+DS_NODES = regex.compile(r"nnodes=(?P<nodes>\d{1,6}), num_local_procs=(?P<local>\d{1,4}), node_rank=(?P<node>\d{1,6})")
+DS_SPAWN = regex.compile(r"process (?P<pid>\d{1,9}) spawned with command: .{0,4000}?--local_rank[=', ]{1,6}(?P<local>\d{1,4})")
 CALLED = regex.compile(
     r"(?:subprocess\.)?CalledProcessError: Command .{0,4000}? (?:returned non-zero exit status (?P<code>\d{1,9})|died with <Signals\.(?P<signal>SIG\w+): (?P<number>\d{1,3})>)"
 )
@@ -70,6 +72,13 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
             exit_event(
                 line, rows, "mpirun", code_value, rank=int(found["rank"]), host=found["host"], pid=int(found["pid"]), first_observed=True
             )
+    elif (found := DS_NODES.search(text)) is not None:
+        # Each node's launcher prints its own line; with pdsh the host label tells them apart.
+        context.state[f"first {line.host}"] = int(found["node"]) * int(found["local"])
+    elif (found := DS_SPAWN.search(text)) is not None:
+        first = context.state.get(f"first {line.host}")
+        rank = int(found["local"]) + (first or 0) if first is not None or line.host is None else None
+        rows.event(line, "spawned", "debug", rank=rank, pid=int(found["pid"]), fields={"local_rank": int(found["local"])})
     elif (found := DS_CODE.search(text)) is not None:
         exit_event(line, rows, "deepspeed", int(found["code"]))
     elif (found := DS_PDSH.search(text)) is not None:
@@ -123,6 +132,8 @@ PARSER = LineParser(
         " Segmentation fault",
         " Bus error",
         " Illegal instruction",
+        "num_local_procs=",
+        "spawned with command",
         "KeyboardInterrupt",
         "^C",
         "SIGTERM",
