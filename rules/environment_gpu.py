@@ -33,6 +33,8 @@ CAUSES = {
     "link_width": ("infra/pcie-error", 0.3),
     "link_generation": ("infra/pcie-error", 0.2),
 }
+SOUGHT = 8  # bridges
+STALLS = ("comms/",)
 IB_OFF, P2P_OFF = "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE"
 
 
@@ -239,11 +241,15 @@ def access_control(run: Run) -> Iterator[Finding]:
         return
     peer_off = any(str(v).startswith("1") for name in ("env.", "nccl.env.") for v, _ in facts(run, name + P2P_OFF))
     told = {"count": len(redirect), "pci": redirect[0].fields.get("pci") or "?"}
-    weight = 0.1 if nvlink or peer_off else 0.35
+    # A listing of a few bridges is somebody's look for this very cause; a bug report lists every bridge of the board.
+    sought = len(listed) <= SOUGHT
+    stalled = any(f.outcome == "found" and (f.cause or "").startswith(STALLS) for f in run.findings) or run.last_progress_at is None
+    role: Any = "context" if nvlink or peer_off else "root" if sought and stalled else "precursor"
+    weight = {"context": 0.1, "precursor": 0.3, "root": 0.6}[role]
+    evidence = [_place(e) for e in redirect[:3]]
     yield Finding(
-        "env.acs.redirects", "found", "infra/pcie-acs-p2p", "context" if weight < 0.2 else "precursor", weight, "warning",
-        evidence=[_place(e) for e in redirect[:3]], facts=told,
-    )  # fmt: skip
+        "env.acs.redirects", "found", "infra/pcie-acs-p2p", role, weight, "warning", evidence=evidence, facts={**told, "lasting": True}
+    )
 
 
 RULES = (
@@ -251,5 +257,5 @@ RULES = (
     Rule("env.gpu-health", health, ("S1",)),
     Rule("env.topology", topology, ("L4.2",)),
     Rule("env.transports", transports, ("L4.2",)),
-    Rule("env.acs", access_control, ("L4.2", "Q9")),
+    Rule("env.acs", access_control, ("L4.2", "Q9"), after=("collectives", "nccl-messages")),
 )

@@ -243,6 +243,9 @@ def test_env_dump_without_its_secrets() -> None:
         ("| NVIDIA-SMI 535.104.05 |\n+---+\n" + "{'loss': 2.0, 'epoch': 0.1}\n" * 20, ""),
         ("Traceback (most recent call last):\n  File x\n", ""),
         ("", ""),
+        ("PID 77:  before the step\n" * 9, ""),
+        ("-" * 60 + "\nArchitecture: LlamaForCausalLM\n", ""),
+        ("10:00:01.2 INFO start\n10:00:02.3 step\n", ""),
     ],
 )
 def test_a_file_of_snapshots_is_told_from_a_log_that_holds_one(text: str, kind: str) -> None:

@@ -345,6 +345,11 @@ def test_acs_matters_without_nvlink(tmp_path: Path) -> None:
     pcie = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPHB\t0-31\t0\nGPU1\tPHB\t X \t0-31\t0\n"
     assert judged(tmp_path, train__log=LOG, lspci__txt=LSPCI, topo__txt=pcie)["env.acs.redirects"].role == "precursor"
     assert judged(tmp_path, train__log=LOG, lspci__txt=LSPCI, topo__txt=views.TOPO.format("NV18"))["env.acs.redirects"].role == "context"
+    stalled = "2026-03-14 06:00:00 INFO building the model\n2026-03-14 06:00:09 INFO all_reduce of a test tensor\n"
+    assert judged(tmp_path, train__log=stalled, lspci__txt=LSPCI, topo__txt=pcie)["env.acs.redirects"].role == "root"
+    # A bug report lists every bridge of the board: nobody looked for this cause.
+    report = "".join(LSPCI.replace("00:01.1", f"{n:02x}:01.1") for n in range(20))
+    assert judged(tmp_path, train__log=stalled, lspci__txt=report, topo__txt=pcie)["env.acs.redirects"].role == "precursor"
 
 
 def test_snapshots_alone_leave_a_healthy_run_healthy(tmp_path: Path) -> None:
