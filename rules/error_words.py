@@ -23,6 +23,7 @@ GENERIC = "model/invalid-config"  # "must be", "not supported": any error may sa
 GENERIC_AHEAD = 1.5  # points by which the generic cause must lead a particular one
 LAST_FRAMES = 6  # only the innermost frames say what was being done
 TEXT = 600  # characters of a message that are looked at: hints and dumps follow
+OPENING = 160  # characters of the first sentence; what stands only behind them counts half
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,16 +58,20 @@ def points(name: str, message: str, frames: Iterable[dict[str, Any]]) -> dict[st
     score: dict[str, float] = {}
     layers: dict[str, tuple[float, str]] = {}
     for clue in clues():
+        worth = clue.points
         if clue.where == "function":
             hit = any(clue.pattern.search(function) for function in functions)
         else:
-            hit = clue.pattern.search(text if clue.where == "message" else name if clue.where == "type" else files) is not None
+            found = clue.pattern.search(text if clue.where == "message" else name if clue.where == "type" else files)
+            hit = found is not None
+            if found is not None and clue.where == "message" and found.start() > OPENING:
+                worth /= 2
         if not hit:
             continue
         if clue.layer:
-            layers[clue.layer] = (layers.get(clue.layer, (0.0, ""))[0] + clue.points, clue.cause)
+            layers[clue.layer] = (layers.get(clue.layer, (0.0, ""))[0] + worth, clue.cause)
         else:
-            score[clue.cause] = score.get(clue.cause, 0.0) + clue.points
+            score[clue.cause] = score.get(clue.cause, 0.0) + worth
     for layer, (extra, default) in layers.items():
         own = [cause for cause in score if cause.startswith(f"{layer}/")]
         for cause in own or [default]:

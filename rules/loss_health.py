@@ -232,6 +232,10 @@ def judge_gradient(run: Run) -> Iterator[Finding]:
             if len(other := series(run, name)) >= MIN_POINTS
         )
         alive = len(spread) and median(spread.value[-min(count, len(spread)) :]) > 1e-6
+        loss = series(run, "loss")
+        if not rl(run) and len(loss) >= MIN_POINTS and all(v == 0.0 for v in finite(loss.value)) and not rounded(run, loss.source[0]):
+            yield found("series.all-labels-masked", "data/all-labels-masked", loss, 0, 0.6, covers, [(grad, start)], count=len(loss))
+            return
         # A loss that falls proves that the norm is not measured (DeepSpeed under Megatron prints 0.000).
         if moves and count >= 0.9 * len(grad):
             pass

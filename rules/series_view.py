@@ -69,7 +69,9 @@ def departures(run: Run) -> dict[str, Departure | None]:
         for name, (up, floor, relative) in HEALTH.items():
             line = series(run, "kl", "kl_loss") if name == "kl" else series(run, name)
             measure = departure if name in ("kl", "grad_norm", "value_loss") else leaves
-            known[name] = measure(line.value, up=up, floor=floor, relative=relative)
+            # A norm of exactly 0 is a skipped step (the search of a loss scale), no level to leave.
+            values = [math.nan if v == 0 else v for v in line.value] if name == "grad_norm" else line.value
+            known[name] = measure(values, up=up, floor=floor, relative=relative)
         reward = series(run, "reward")
         known["reward-down"] = leaves(reward.value, up=False, floor=1e-3, relative=0.15) if len(reward) else None
         entropy = series(run, "entropy")
