@@ -12,6 +12,7 @@ import sys
 import tarfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -246,7 +247,7 @@ if mode == "wait":
 """
 
 
-def wrapped(tmp_path: Path, mode: str, *options: str) -> subprocess.Popen[bytes]:
+def wrapped(tmp_path: Path, mode: str, *options: str, more: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     command = [
@@ -261,12 +262,13 @@ def wrapped(tmp_path: Path, mode: str, *options: str) -> subprocess.Popen[bytes]
         sys.executable,
         str(script),
         mode,
+        *more,
     ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path)
 
 
 def test_a_failure_is_kept_and_analysed(gpus: Path, tmp_path: Path) -> None:
-    process = wrapped(tmp_path, "raise", "--watch", "0.5")
+    process = wrapped(tmp_path, "raise", "--watch", "0.5", more=["--token", "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH"])
     out, err = process.communicate(timeout=180)
     assert process.returncode == 1
     assert out.startswith(b"step 1 loss 2.5\n")
@@ -275,6 +277,7 @@ def test_a_failure_is_kept_and_analysed(gpus: Path, tmp_path: Path) -> None:
     assert all(STAMPED.match(line) for line in log)
     texts = [STAMPED.sub("", line) for line in log]
     assert texts[0].startswith("forensics: running ")
+    assert "--token [REDACTED:" in texts[0]
     assert "to standard error" in texts
     assert "  0%|  | 0/2" in texts  # the redraw has a time of its own
     assert texts[-1] == "forensics: the command ended with exit code: 1"
@@ -307,6 +310,40 @@ def test_signals_and_status_are_passed_on(gpus: Path, tmp_path: Path) -> None:
     text = log.read_text()
     assert "received signal SIGUSR1, passing it on" in text
     assert "checkpoint now" in text
+
+
+def test_ctrl_c_reaches_the_command_once_and_is_no_failure(gpus: Path, tmp_path: Path) -> None:
+    """On a terminal of its own, as a user would: the interrupt goes to the whole foreground group."""
+    import pty
+
+    script = tmp_path / "count.py"
+    script.write_text(
+        "import signal, sys, time\nsignal.signal(signal.SIGINT, lambda *_: print('got one', flush=True))\nprint('ready', flush=True)\ntime.sleep(2)\nsys.exit(4)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(
+            sys.executable,
+            [sys.executable, "-m", "forensics", "collect", "--out", "run", "--watch", "0", "--run", sys.executable, str(script)],
+        )
+    log = tmp_path / "run/train.log"
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and not (log.exists() and "ready" in log.read_text()):
+        time.sleep(0.05)
+    os.write(terminal, b"\x03")
+    try:
+        while os.read(terminal, 4096):  # until the terminal is closed
+            pass
+    except OSError:
+        pass
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 4
+    text = log.read_text()
+    assert text.count("got one") == 1
+    assert "received signal SIGINT from the terminal" in text
+    assert not (tmp_path / "run.postmortem.html").exists()
 
 
 def test_death_by_a_signal_is_the_shells_status(gpus: Path, tmp_path: Path) -> None:

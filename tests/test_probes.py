@@ -48,6 +48,7 @@ def train(
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: rate(s) if rate else probes.scheduled(s, 1.0, steps))
     probes.frozen("Reward", reward)
+    probes.parameters(policy)
     probes.groups(optimizer)
     for step in range(steps):
         probes.at(step)
@@ -92,6 +93,7 @@ def test_a_sound_run_is_read_and_cleared(tmp_path: Path, capsys: pytest.CaptureF
     verdicts = steps_of(report)
     assert {step for step in PROBED if verdicts[step] == "ok"} == PROBED, verdicts
     assert report["verdict"]["layer"] in ("none", "unknown")
+    assert report["environment"]["setting.trainable_parameters"] == sum(p.numel() for p in Tiny().parameters())
 
 
 FAULTS: list[tuple[dict[str, Any], str, str]] = [

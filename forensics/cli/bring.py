@@ -124,7 +124,9 @@ def _wrap(command: list[str], out: Path | None, interval: float, redact: bool, q
     from forensics.collecting import run
 
     ended = run(command, out, interval=interval, redact=redact, quiet=quiet)
-    if ended.status and not quiet:
+    for note in ended.notes:
+        print(f"forensics: {note}", file=sys.stderr)
+    if ended.status and not ended.interrupted and not quiet:
         _explain(ended.folder, ended.status)
     return ended.status
 
@@ -144,6 +146,8 @@ def _explain(folder: Path, status: int) -> None:
         page = folder.with_name(f"{folder.resolve().name}.postmortem.html")
         write_text(page, report.to_html())
         print(f"\nWrote {page}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"forensics: interrupted; the evidence is kept: forensics analyze {folder}", file=sys.stderr)
     except Exception as error:
         print(f"forensics: the analysis failed ({type(error).__name__}: {error}); try: forensics analyze {folder}", file=sys.stderr)
 

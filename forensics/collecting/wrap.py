@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -34,23 +35,30 @@ FROM_KERNEL = 0x80  # si_code of signals a terminal sends: the whole foreground 
 REDRAW = 1.0  # seconds after which a progress bar's redraw gets a line of its own
 LONGEST = 1 << 20  # bytes of one line held back
 LINGER = 5.0  # seconds to wait for output of processes that outlive the command
+SNAPSHOT = 130.0  # seconds the first snapshot may still take when the command has ended
 
 
 @dataclass(slots=True)
 class Ended:
-    """How the command ended: `status` for our own exit (128 + n for signal n), `signal` where it died of one, `folder` of the evidence."""
+    """How the command ended: `status` for our own exit (128 + n for signal n), `signal` where it died of one, `folder` of the evidence.
+
+    interrupted: its user stopped it from the terminal.  notes: what could not be kept.
+    """
 
     status: int
     signal: int | None
     folder: Path
     log: Path
-    collection: Collection | None
+    collection: Collection | None = None
+    interrupted: bool = False
+    notes: list[str] = field(default_factory=list)
 
 
 class Log:
     """Stamped lines of several streams in one file, whole lines only, flushed as they come: the machine may die at any time."""
 
     def __init__(self, path: Path):
+        self.path = path
         self._file = path.open("ab", buffering=0)
         self._lock = threading.Lock()
         self.broken = ""
@@ -139,7 +147,12 @@ def run(
         raise Unusable(f"{log_path}: exists already; choose another folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
     log = Log(log_path)
-    log.line(b"forensics: running " + " ".join(command).encode("utf-8", "replace"))
+    shown = shlex.join(command)
+    if redact:
+        from forensics.redact import Redactor
+
+        shown = Redactor().text(shown)
+    log.line(b"forensics: running " + shown.encode("utf-8", "replace"))
     pending: deque[int] = deque()
     with _noting(pending):
         environment = {"PYTHONUNBUFFERED": "1", **os.environ}
@@ -153,15 +166,14 @@ def run(
             raise Unusable(f"{command[0]}: {error.strerror or error}") from error
         # From here on signals are taken in by a thread that can see who sent them.
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    guard = _Guard(process, log)
     try:
         while pending:
-            _send(process, pending.popleft(), log)
-        collection = _beside(process, folder, log, interval, redact, quiet)
+            guard.send(pending.popleft())
+        ended = _beside(guard, folder, interval, redact, quiet)
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         log.close()
-    code = process.returncode
-    return Ended(128 - code if code < 0 else code, -code if code < 0 else None, folder, log_path, collection)
+    return ended
 
 
 @contextlib.contextmanager
@@ -178,33 +190,44 @@ def _noting(pending: deque[int]) -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-def _beside(process: subprocess.Popen[bytes], folder: Path, log: Log, interval: float, redact: bool, quiet: bool) -> Collection | None:
-    """Everything that goes on while the command runs; returns the first snapshot."""
+def _beside(guard: _Guard, folder: Path, interval: float, redact: bool, quiet: bool) -> Ended:
+    """Everything that goes on while the command runs, and after it has failed."""
+    process, log = guard.process, guard.log
     streams = ((process.stdout, None if quiet else sys.stdout.buffer), (process.stderr, None if quiet else sys.stderr.buffer))
     tees = [Tee(source, through, log) for source, through in streams if source is not None]
-    for tee in tees:
-        tee.start()
-    ended = threading.Event()
-    passer = threading.Thread(target=_pass_on, args=(process, ended, log), daemon=True)
-    passer.start()
+    notes: list[str] = []
     taken: list[Collection] = []
-    first = threading.Thread(target=lambda: taken.append(collect(folder, pids=(process.pid,), redact=redact)), daemon=True)
-    first.start()
+
+    def snapshot(part: str = "", pids: tuple[int, ...] = ()) -> None:
+        try:
+            taken.append(collect(folder, pids=pids, redact=redact, part=part))
+        except (OSError, ValueError) as error:
+            notes.append(f"the machine's state could not be kept: {error}")
+
+    first = threading.Thread(target=snapshot, kwargs={"pids": (process.pid,)}, daemon=True)
+    for thread in (*tees, guard, first):
+        thread.start()
     with contextlib.ExitStack() as stack:
         if interval > 0:
             stack.enter_context(Sampler(interval, _Late(stack, folder / "gpu.csv")))
         process.wait()
-    ended.set()
     limit = time.monotonic() + LINGER
     for tee in tees:
         tee.join(max(0.0, limit - time.monotonic()))
+    guard.stop()  # from here on a signal is meant for us
     code = process.returncode
     log.line(f"forensics: the command ended with exit code: {code if code >= 0 else 128 - code}".encode())
-    first.join(130.0)
-    if code != 0:
-        collect(folder, redact=redact, part="after")
-    passer.join(2.0)
-    return taken[0] if taken else None
+    ended = Ended(128 - code if code < 0 else code, -code if code < 0 else None, folder, log.path, None, guard.interrupted, notes)
+    try:
+        first.join(SNAPSHOT)
+        if code != 0 and not guard.interrupted:
+            snapshot("after")
+    except KeyboardInterrupt:
+        notes.append("interrupted: the machine's state was not kept")
+    if log.broken:
+        notes.append(f"{log.path} is incomplete: {log.broken}")
+    ended.collection = taken[0] if taken else None
+    return ended
 
 
 class _Late:
@@ -215,25 +238,41 @@ class _Late:
         self._file: IO[str] | None = None
 
     def __call__(self, text: str) -> None:
-        if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8", buffering=1)
-            self._stack.callback(self._file.close)
         with contextlib.suppress(OSError, ValueError):
+            if self._file is None:
+                self._file = self._path.open("a", encoding="utf-8", buffering=1)
+                self._stack.callback(self._file.close)
             self._file.write(text)
 
 
-def _pass_on(process: subprocess.Popen[bytes], ended: threading.Event, log: Log) -> None:
-    while not ended.is_set():
-        got = signal.sigtimedwait(PASSED_ON, 0.5)
-        if got is None:
-            continue
-        if got.si_code == FROM_KERNEL:
-            log.line(f"forensics: received signal {signal.Signals(got.si_signo).name} from the terminal".encode())
-            continue
-        _send(process, got.si_signo, log)
+class _Guard(threading.Thread):
+    """Takes in the signals that are blocked in every other thread and passes them on to the command."""
 
+    def __init__(self, process: subprocess.Popen[bytes], log: Log):
+        super().__init__(daemon=True)
+        self.process, self.log = process, log
+        self.interrupted = False
+        self._ended = threading.Event()
 
-def _send(process: subprocess.Popen[bytes], number: int, log: Log) -> None:
-    log.line(f"forensics: received signal {signal.Signals(number).name}, passing it on".encode())
-    with contextlib.suppress(OSError):
-        process.send_signal(number)
+    def run(self) -> None:
+        while not self._ended.is_set():
+            got = signal.sigtimedwait(PASSED_ON, 0.2)
+            if got is None:
+                continue
+            if got.si_code == FROM_KERNEL:
+                self.interrupted = self.interrupted or got.si_signo in (signal.SIGINT, signal.SIGQUIT)
+                self.log.line(f"forensics: received signal {signal.Signals(got.si_signo).name} from the terminal".encode())
+            else:
+                self.send(got.si_signo)
+
+    def send(self, number: int) -> None:
+        """Pass one signal on, unless the command has gone."""
+        self.log.line(f"forensics: received signal {signal.Signals(number).name}, passing it on".encode())
+        with contextlib.suppress(OSError):
+            self.process.send_signal(number)
+
+    def stop(self) -> None:
+        """End, and let signals through again."""
+        self._ended.set()
+        self.join(2.0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)

@@ -15,6 +15,7 @@ Save as probes.py beside the training script, `import probes`, and call per step
 and once, after the models and the optimizer are made:
 
     probes.frozen("Reward", reward_model)
+    probes.parameters(model)
     probes.groups(optimizer)
 
 Only rank 0 prints.  Tensors may be on any device and of any precision; each call costs one synchronisation.
@@ -66,6 +67,13 @@ def frozen(name: str, model: Any) -> None:
     """S3: how many parameter tensors of a model are frozen (a reward or reference model: all of them)."""
     flags = [not parameter.requires_grad for parameter in model.parameters()]
     say(f"{name} frozen params: {sum(flags)} / {len(flags)}", with_step=False)
+
+
+def parameters(model: Any) -> None:
+    """How many parameters the model has and how many of them are trained, in the words of PEFT."""
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    whole, trained = sum(n for n, _ in counts), sum(n for n, trains in counts if trains)
+    say(f"trainable params: {trained:,} || all params: {whole:,} || trainable%: {100 * trained / max(1, whole):.4f}", with_step=False)
 
 
 def loss(**parts: Any) -> None:
