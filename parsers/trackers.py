@@ -215,7 +215,7 @@ def _summary_parse(source: Source, rows: Rows) -> None:
 _METADATA = {
     "host": "host",
     "python": "version.python",
-    "cudaVersion": "version.cuda",
+    "cudaVersion": "version.cuda_driver",  # what the driver offers, not what torch was built with
     "cuda": "version.cuda",
     "os": "os",
     "gpu": "gpu.name",
@@ -246,7 +246,7 @@ _MLFLOW = re.compile(r"\A(\d{12,14}) (\S{1,40}) (-?\d{1,12})\s*\Z")
 
 
 def _mlflow_recognises(head: Head) -> float:
-    lines = head.text.splitlines()[:5]
+    lines = head.lines[:5]
     return 0.9 if lines and "metrics/" in head.path.replace("\\", "/") and all(_MLFLOW.match(line) for line in lines) else 0.0
 
 

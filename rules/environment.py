@@ -78,12 +78,22 @@ def gpu_driver(run: Run) -> Iterator[Finding]:
         yield undecided("env.gpu-driver", None, "nvidia-smi")
         return
     told = {"gpus": ", ".join(str(v) for v, _ in names[:4]) or "?", "drivers": ", ".join(str(v) for v, _ in drivers[:4]) or "?"}
-    mixed = len({str(v).removeprefix("NVIDIA ") for v, _ in names}) > 1 or len(drivers) > 1
+    mixed = len(models([str(v) for v, _ in names])) > 1 or len(drivers) > 1
     where = [e for _, e in (*names[:3], *drivers[:3])]
     if mixed:
-        yield Finding("env.gpu-mixed", "found", None, "context", 0.0, "warning", evidence=where, facts=told)
+        yield Finding("env.gpu-mixed", "found", None, "context", 0.0, "info", evidence=where, facts=told)
     else:
         yield Finding("env.gpu-driver", "excluded", "infra/driver-mismatch", "context", 0.0, "info", evidence=where, facts=told)
+
+
+def models(names: list[str]) -> list[str]:
+    """Different models among names; old tables cut long ones (`Tesla V100-SXM2...`), and some print them without the maker."""
+    out: list[str] = []
+    for name in sorted({n.removeprefix("NVIDIA ").strip() for n in names}, key=lambda n: n.endswith("...")):
+        stem = name.removesuffix("...").strip()
+        if not any(other == name or (name.endswith("...") and other.startswith(stem)) for other in out):
+            out.append(name)
+    return out
 
 
 # -------------------------------------------------------------------------------------------------------------- L0.2

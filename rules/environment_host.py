@@ -216,6 +216,73 @@ def ports(run: Run) -> Iterator[Finding]:
         )
 
 
+def nodes(run: Run) -> Iterator[Finding]:
+    """Nodes of the run that the scheduler has down or drained.  A node may be drained long before or after: support only."""
+    listed = run.kind("node_state")
+    if not listed:
+        return
+    ours = [e for e in listed if not run.hosts or e.fields["node"] in run.hosts]
+    down = [e for e in ours if re.search(r"DOWN|FAIL|NOT_RESPONDING|\*", str(e.fields.get("state")))]
+    drained = [e for e in ours if e not in down and "DRAIN" in str(e.fields.get("state"))]
+    for group, weight in ((down, 0.4), (drained, 0.2)):
+        if group:
+            first = group[0]
+            told = {
+                "node": first.fields["node"],
+                "state": first.fields.get("state"),
+                "reason": first.fields.get("reason") or "–",
+                "count": len(group),
+            }
+            yield Finding(
+                "env.node-unfit", "found", "infra/node-down", "precursor", weight, "warning", evidence=_places(group), host=first.fields["node"],
+                facts=told,
+            )  # fmt: skip
+            return
+    told = {"count": len(ours)}
+    yield Finding("env.nodes", "excluded", "infra/node-down", "context", 0.0, "info", evidence=_places(ours or listed, 1), facts=told)
+
+
+NEAR_LIMIT = 0.9  # share of the memory limit that one process holds
+
+
+def process_memory(run: Run) -> Iterator[Finding]:
+    """Resident and peak memory of a process (/proc/PID/status) against what the container or the host has.
+
+    VmPeak counts address space, which CUDA reserves by the hundred GiB: shown, never judged.
+    """
+    listed = [e for e in run.kind("proc_status") if isinstance(e.fields.get("vm_rss_mib"), int | float)]
+    if not listed:
+        yield undecided("env.process-memory", "infra/host-memory-exhausted", "/proc/PID/status")
+        return
+    top = max(listed, key=lambda e: float(e.fields["vm_rss_mib"]))
+    peak = float(top.fields.get("vm_hwm_mib") or top.fields["vm_rss_mib"])
+    limits = _numbers(run, "container.memory") or _numbers(run, "host.memory_gib")
+    told = {
+        "pid": top.fields.get("pid") or "?",
+        "rss": f"{float(top.fields['vm_rss_mib']) / 1024:.1f}",
+        "peak": f"{peak / 1024:.1f}",
+        "virtual": f"{float(top.fields.get('vm_peak_mib') or 0) / 1024:.0f}",
+        "limit": f"{limits[0][0]:g}" if limits else "?",
+    }
+    where = [*_places([top]), *[e for _, e in limits[:1]]]
+    if limits and peak / 1024 >= NEAR_LIMIT * limits[0][0]:
+        cause = "infra/cgroup-oom-kill" if _numbers(run, "container.memory") else "infra/host-oom-kill"
+        yield Finding(
+            "env.process-memory.near-limit",
+            "found",
+            cause,
+            "precursor",
+            0.3,
+            "warning",
+            time=top.time,
+            evidence=where,
+            host=top.host,
+            facts=told,
+        )
+    else:
+        yield Finding("env.process-memory", "excluded", "infra/host-memory-exhausted", "context", 0.0, "info", evidence=where, facts=told)
+
+
 BUCKET_NAMES = ("bucket_cap_mb", "ddp_bucket_cap_mb", "reduce_bucket_size", "allgather_bucket_size", "ddp_bucket_size")
 
 
@@ -245,5 +312,7 @@ RULES = (
     Rule("env.disks", disks, ("S1",)),
     Rule("env.processes", processes, ("Q2", "L4.4")),
     Rule("env.ib-ports", ports, ("Q9", "S6")),
+    Rule("env.nodes", nodes, ("S1",)),
+    Rule("env.process-memory", process_memory, ("L0.6",)),
     Rule("env.bucket", bucket, ("L4.3",)),
 )

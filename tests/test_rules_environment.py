@@ -166,6 +166,11 @@ def test_drivers_that_differ_between_hosts_are_shown(tmp_path: Path) -> None:
     assert len(found["env.gpu-mixed"].evidence) == 3
 
 
+def test_names_cut_by_old_tables_are_one_model() -> None:
+    assert environment.models(["Tesla V100-SXM2...", "Tesla V100-SXM2-16GB", "NVIDIA Tesla V100-SXM2-16GB"]) == ["Tesla V100-SXM2-16GB"]
+    assert len(environment.models(["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"])) == 2
+
+
 @pytest.mark.parametrize(
     ("change", "pair", "error"),
     [
@@ -274,6 +279,34 @@ def test_ports(tmp_path: Path) -> None:
     many = "".join(up.replace("mlx5_0", f"mlx5_{n}") for n in range(2, 9)) + IBSTAT
     odd = judged(tmp_path, train__log=LOG, ib__txt=many)["env.ib-port-odd"]
     assert (odd.facts["device"], odd.role) == ("mlx5_1", "precursor")
+
+
+# Slurm 23.02
+NODE = """NodeName=gpu07 Arch=x86_64 CoresPerSocket=48
+   CPUAlloc=0 CPUEfctv=192 CPUTot=192 CPULoad=N/A
+   Gres=gpu:h100:8
+   RealMemory=2063837 AllocMem=0 FreeMem=N/A Sockets=2 Boards=1
+   State={state} ThreadsPerCore=2 TmpDisk=0 Weight=1
+   Reason=Not responding [slurm@2026-03-14T06:20:01]
+
+"""
+
+
+@pytest.mark.parametrize(("state", "rule"), [("DOWN*", "env.node-unfit"), ("IDLE+DRAIN", "env.node-unfit"), ("MIXED", "env.nodes")])
+def test_nodes_as_slurm_has_them(tmp_path: Path, state: str, rule: str) -> None:
+    found = judged(tmp_path, train__log=LOG, nodes__txt=NODE.format(state=state))[rule]
+    assert found.evidence[0].line == 5
+    if rule == "env.node-unfit":
+        assert (found.role, found.host) == ("precursor", "gpu07")
+        assert "Not responding" in found.facts["reason"]
+
+
+@pytest.mark.parametrize(("rss", "rule"), [(62_000_000, "env.process-memory.near-limit"), (9_000_000, "env.process-memory")])
+def test_memory_of_a_process_against_the_limit(tmp_path: Path, rss: int, rule: str) -> None:
+    status = f"Name:\tpython\nState:\tS (sleeping)\nPid:\t41872\nPPid:\t1\nVmPeak:\t 900000000 kB\nVmHWM:\t {rss} kB\nVmRSS:\t {rss} kB\nThreads:\t12\n"
+    found = judged(tmp_path, train__log=LOG, status__txt=status, limits__txt="/sys/fs/cgroup/memory.max: 68719476736\n")
+    assert rule in found
+    assert found[rule].facts["pid"] == 41872
 
 
 def test_bucket_size() -> None:
