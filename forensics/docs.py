@@ -208,8 +208,8 @@ def _paragraph(text: str) -> str:
 
 
 def _argument(parameter: Any) -> str:
-    name = str(parameter.metavar or parameter.name.upper())
-    return name if parameter.required or name.startswith("[") else f"[{name}]"
+    name = str(parameter.metavar or parameter.name.upper()).removesuffix("...")
+    return (name if parameter.required else f"[{name}]") + ("..." if parameter.nargs == -1 else "")
 
 
 def _metavar(parameter: Any) -> str:

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def mcp(
-    more: Annotated[list[Path] | None, typer.Argument(help="Further folders, as after --allow.", metavar="[DIR]...")] = None,
+    more: Annotated[list[Path] | None, typer.Argument(help="Further folders, as after --allow.", metavar="DIR")] = None,
     allow: Annotated[list[Path] | None, typer.Option(help="A folder that may be read; may be repeated.", metavar="DIR")] = None,
     rules: Annotated[list[Path] | None, typer.Option(help="A further signature pack; may be repeated.", metavar="PACK")] = None,
 ) -> None:
