@@ -90,7 +90,8 @@ def _strangers(apps: list[Event], ours: set[int]) -> list[Event]:
     """Processes with a good part of a card that are none of the run's, on cards where the run's own stand too."""
     cards: dict[tuple[str, str | None, str | None], list[Event]] = defaultdict(list)
     for event in apps:
-        cards[event.source, event.host, event.gpu].append(event)
+        if event.gpu is not None:  # a list without cards does not tell who shares one: the other ranks stand in it as well
+            cards[event.source, event.host, event.gpu].append(event)
     out = []
     for listed in cards.values():
         if any(e.fields["pid"] in ours for e in listed):
