@@ -243,7 +243,9 @@ def _csv_recognises(head: Head) -> float:
     if any(not name and at for at, name in enumerate(names)) or any(len(name) > 120 or name[:1].isdigit() for name in names):
         return 0.0
     canonical = {reading(_plain(name)).name for name in names}
-    has_result = any(_RESULT.search(_plain(name)) for name in names)
+    exported = any(name.endswith(("__MIN", "__MAX")) for name in names)  # by a tracker's page: metrics, whatever they are called
+    known = any((how := reading(_plain(name))).known and how.name not in _STEPPED for name in names)
+    has_result = exported or known or any(_RESULT.search(_plain(name)) for name in names)
     if not has_result or not (canonical & _STEPPED or any(name in _TIMES for name in names)):
         return 0.0
     cells = rest.partition("\n")[0].split(",")

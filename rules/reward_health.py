@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 SILENT = 5  # readings of a dead signal that say something when the whole run looks so
 ZERO_STD_SHARE = 0.9  # share of groups without spread that leaves nothing to learn from
+HELD_OUT = re.compile(
+    r"(?i)(?:val(?:idation)?|eval|test)[/_].{0,60}(?:acc|score|reward|pass|win|solve|em\b|f1)(?!.{0,40}(?:std|min|max|time|length))"
+)
 OVERLAP = 0.4  # the guide's L5.1
 MARGIN_LOW = 0.1  # the guide's L5.2
 
@@ -98,6 +102,11 @@ def _components(run: Run, prefix: str) -> list[Series]:
     return [series(run, name) for name in sorted(run.names()) if name.startswith(prefix)][:40]
 
 
+def _held_out(run: Run) -> list[Series]:
+    """Held-out scores under names of the user's own (`val/acc`, `eval_math_pass@1`)."""
+    return [series(run, name) for name in sorted(run.names()) if HELD_OUT.match(name)][:40]
+
+
 def _falls(line: Series, share: float = 0.2) -> int | None:
     """Where this score left its level downward for good (needs few readings: held-out scores are rare)."""
     clean = finite(line.value)
@@ -130,7 +139,7 @@ def judge_hacking(run: Run) -> Iterator[Finding]:
     )
     length = series(run, "response_length")
     signs: list[tuple[Series, int]] = []
-    for line in _components(run, "val_score/") + _components(run, "reward/"):
+    for line in _components(run, "val_score/") + _components(run, "reward/") + _held_out(run):
         at = _falls(line)
         if at is not None and not (line.name.startswith("reward/") and tail_level(line.value) > 0.95 * median(line.value)):
             signs.append((line, at))
@@ -312,7 +321,9 @@ def judge_distributions(run: Run) -> Iterator[Finding]:
     late = [i for i in below if i >= count - end]
     if len(below) >= max(1, 0.7 * count) or (count >= 2 * end and len(late) >= 0.85 * end):
         start = below[0] if len(below) >= 0.7 * count else _order_lost(chosen, rejected, count)
-        yield found("series.reward-inverted", "reward/reward-inverted", chosen, start, 0.65, covers, [(rejected, start)], readings=len(below))
+        yield found(
+            "series.reward-inverted", "reward/reward-inverted", chosen, start, 0.65, covers, [(rejected, start)], readings=len(below)
+        )
         return
     spread = max(level(wide_a) if len(wide_a) else 0.0, level(wide_b) if len(wide_b) else 0.0)
     gap = level(chosen) - level(rejected)

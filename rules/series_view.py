@@ -7,7 +7,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Evidence, Finding
-from rules.statistics import Departure, beyond_past, departure, finite, leaves, looks_rounded, median
+from rules.statistics import (
+    MIN_POINTS,
+    Departure,
+    beyond_past,
+    departure,
+    finite,
+    leaves,
+    looks_rounded,
+    median,
+    monotone,
+    noise,
+    tail_level,
+)
 
 if TYPE_CHECKING:
     from forensics.run import Run, Series
@@ -90,8 +102,23 @@ def _shrinks(length: Series) -> Departure | None:
     """A fall to less than 60 % looked for on the logarithm: lengths that already drift have too much spread for a linear threshold."""
     spot = departure([math.log(max(v, 0.5)) if math.isfinite(v) else math.nan for v in length.value], up=False, floor=-math.log(0.6))
     if spot is None:
-        return leaves(length.value, up=False, floor=4.0, relative=0.4)
+        return leaves(length.value, up=False, floor=4.0, relative=0.4) or _dwindles(length)
     return Departure(spot.index, math.exp(spot.baseline), spot.sigma, math.exp(spot.threshold), math.exp(spot.final), spot.worst)
+
+
+FEW_TOKENS = 40.0  # an answer that is left of long ones; a model that learns to stop rambling keeps more
+
+
+def _dwindles(length: Series) -> Departure | None:
+    """Answers that shrink from the first step on to a few tokens: there is no level to leave, only a way down."""
+    clean = finite(length.value)
+    if len(clean) < 2 * MIN_POINTS:
+        return None
+    early, final = median(clean[:4]), tail_level(clean)
+    if final > 0.15 * early or final > FEW_TOKENS or monotone(clean) > -0.6:
+        return None
+    at = next(i for i, v in enumerate(length.value) if v < 0.6 * early)
+    return Departure(at, early, noise(clean), 0.6 * early, final, len(length) - 1)
 
 
 LATER = 0.22  # weight of a departure that comes clearly after another one: it follows, whatever else it might mean
