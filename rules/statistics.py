@@ -285,6 +285,9 @@ def spikes(values: Sequence[float], k: float = 10.0, relative: float = 0.5, wind
     while i < len(line):
         before = line[max(0, i - window) : i]
         base = median(before)
+        if line[i] <= base + relative * abs(base):  # below the threshold whatever the noise is
+            i += 1
+            continue
         threshold = base + max(k * max(mad_sigma(before), noise(before)), relative * abs(base), 1e-12)
         if line[i] <= threshold:
             i += 1
