@@ -23,7 +23,7 @@ import forensics
 from forensics.cli.app import app
 from forensics.collecting import collect, system, watch
 from forensics.collecting.commands import Answer, ask
-from forensics.collecting.items import ITEMS
+from forensics.collecting.items import ITEMS, items
 from forensics.collecting.watch import Sampler
 from forensics.evidence import Unusable
 
@@ -70,6 +70,15 @@ def test_a_folder_that_analyze_reads(gpus: Path, tmp_path: Path) -> None:
     report = forensics.analyze(tmp_path / "out").to_dict()
     assert report["environment"]["version.driver"] == "550.54.15"
     assert report["environment"]["gpu.name"] == "NVIDIA H100 80GB HBM3"
+
+
+def test_within_a_slurm_job_the_schedulers_record_is_kept(gpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools(gpus, scontrol='echo "JobId=77 JobName=grpo"; echo "   JobState=RUNNING Reason=None TimeLimit=1-00:00:00"')
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    collect(tmp_path / "out", python=str(gpus / "python"))
+    report = forensics.analyze(tmp_path / "out").to_dict()
+    assert report["environment"]["slurm.time_limit"] == "1-00:00:00"
+    assert {item.file for item in items({"SLURM_JOB_ID": "7; rm"})} == {item.file for item in ITEMS}
 
 
 def test_an_archive_that_analyze_reads(gpus: Path, tmp_path: Path) -> None:

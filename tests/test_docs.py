@@ -28,6 +28,18 @@ ROOT = Path(__file__).parent.parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 WRITTEN = [page for page in PAGES if page.name not in docs.PAGES]
 FENCE = re.compile(r"^```([\w-]*)\n(.*?)^```", re.M | re.S)
+OURS = {
+    "tutorial.md",
+    "reading-a-report.md",
+    "collecting.md",
+    "probes.md",
+    "api.md",
+    "ci.md",
+    "mcp.md",
+    "limits.md",
+    "writing-rules.md",
+    "writing-parsers.md",
+}
 SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 TREE = dict(docs.command_tree())
@@ -127,9 +139,10 @@ def test_links_resolve(page: Path) -> None:
     assert broken == []
 
 
-def test_every_page_is_reached_from_the_index() -> None:
-    linked = set(LINK.findall(prose(ROOT / "docs/README.md")))
+def test_every_page_is_linked() -> None:
+    linked = {target.removeprefix("docs/").partition("#")[0] for page in PAGES for target in LINK.findall(prose(page))}
     assert {page.name for page in PAGES if page.parent.name == "docs"} - linked - {"README.md"} == set()
+    assert set(LINK.findall(prose(ROOT / "docs/README.md"))) >= {page.name for page in WRITTEN if page.name in OURS}
 
 
 @pytest.fixture
@@ -309,3 +322,28 @@ def test_what_is_installed_with_us_is_permissive() -> None:
     packages = closure()
     assert packages
     assert [package for package in packages if not package.permissive] == []
+
+
+def test_what_collect_writes_is_listed() -> None:
+    from forensics.collecting.items import items
+
+    text = (ROOT / "docs/collecting.md").read_text("utf-8")
+    assert [item.file for item in items({"SLURM_JOB_ID": "1"}) if f"`{item.file}`" not in text] == []
+
+
+def test_what_the_probes_print_is_listed() -> None:
+    from forensics.probes import KNOWN, snippets
+
+    text = (ROOT / "docs/probes.md").read_text("utf-8")
+    assert [name for name, _, _ in KNOWN if f"| `{name}` |" not in text] == []
+    tags = set(re.findall(r"\[(DATA|LOSS|GRAD|KL|SYNC|LR)\]", snippets()["loop"].text))
+    assert tags == set(re.findall(r"`\[(DATA|LOSS|GRAD|KL|SYNC|LR)\]", text))
+
+
+def test_the_servers_tools_are_listed() -> None:
+    pytest.importorskip("mcp")
+    from forensics import mcp_server
+
+    names = set(re.findall(r"@made\.tool\(annotations=hints\)\n    async def (\w+)", Path(mcp_server.__file__).read_text("utf-8")))
+    listed = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/mcp.md").read_text("utf-8"), re.M))
+    assert names == listed != set()

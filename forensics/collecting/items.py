@@ -6,6 +6,7 @@ time column is the guide's; the one with a time column is what `--watch` samples
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 # The guide's S1 query, and the same with time first and the columns that tell a failing card; older drivers refuse some of these.
@@ -102,3 +103,22 @@ ITEMS: tuple[Item, ...] = (
     Item("uname.txt", ("L0.1",), "the kernel's version", (("uname", "-a"),)),
     Item("clock.txt", ("S12",), "whether the clock is kept in step", (("chronyc", "tracking"), ("timedatectl", "status"))),
 )
+
+
+def items(variables: Mapping[str, str]) -> tuple[Item, ...]:
+    """The items of this machine: within a Slurm job the scheduler's own record of it too."""
+    job = variables.get("SLURM_JOB_ID", "")
+    if not job.isdigit():
+        return ITEMS
+    columns = "JobIDRaw,JobID,JobName,State,ExitCode,DerivedExitCode,Start,End,Elapsed,NodeList,MaxRSS,ReqMem,Reason"
+    return (
+        *ITEMS,
+        Item("slurm-job.txt", ("S12",), "limits and state of the Slurm job", (("scontrol", "show", "job", "-dd", job),), after=True),
+        Item(
+            "slurm-sacct.txt",
+            ("S12",),
+            "what Slurm's accounting knows of the job's steps",
+            (("sacct", "-j", job, "-P", f"--format={columns}"),),
+            after=True,
+        ),
+    )

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from forensics.collecting import system, versions
 from forensics.collecting.commands import ask
-from forensics.collecting.items import ITEMS, Item
+from forensics.collecting.items import Item, items
 from forensics.evidence import Unusable
 
 ARCHIVE = re.compile(r"\.(?:tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2|tbz2)\Z")
 MANIFEST = "collected.json"
-LOUD = ("nvidia-smi", "rocm-smi")
 
 
 @dataclass
@@ -78,7 +77,7 @@ def _gather(
     pids: tuple[int, ...], python: str | None, changing: bool, now: datetime, progress: Callable[[str], None] | None
 ) -> Iterator[tuple[str, bytes, str]]:
     """(file, content, note) of every item; tools are asked at the same time, since a dying GPU makes each of them slow."""
-    wanted = [item for item in ITEMS if item.after or not changing]
+    wanted = [item for item in items(os.environ) if item.after or not changing]
     with ThreadPoolExecutor(8) as pool:
         answers = [(item, pool.submit(_one, item)) for item in wanted]
         asked = None if changing else pool.submit(ask, versions.command(python or versions.interpreter(pids)), 120.0)
@@ -128,7 +127,7 @@ def _redacted(data: bytes) -> bytes:
 def _manifest(host: str, now: datetime, contents: dict[str, bytes], notes: list[tuple[str, str]], below: str) -> bytes:
     import forensics
 
-    covers = {item.file: list(item.covers) for item in ITEMS}
+    covers = {item.file: list(item.covers) for item in items(os.environ)}
     document = {
         "schema": "forensics.collection/1",
         "version": forensics.__version__,
