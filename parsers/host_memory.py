@@ -173,7 +173,7 @@ def _docker_parse(source: Source, rows: Rows) -> None:
             rows.fact(at.get("IpcMode", 1), "container.ipc", host["IpcMode"][:80])
         if isinstance(config.get("Image"), str):
             rows.fact(at.get("Image", 1), "container.image", config["Image"][:300])
-        for entry in host.get("Ulimits") or []:
+        for entry in host["Ulimits"][:100] if isinstance(host.get("Ulimits"), list) else []:
             name, soft = _dict(entry).get("Name"), _dict(entry).get("Soft")
             key = {"nofile": "limit.open_files", "memlock": "limit.memlock", "nproc": "limit.processes"}.get(str(name))
             if key and isinstance(soft, int):

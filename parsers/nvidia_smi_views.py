@@ -1,6 +1,6 @@
 """`nvidia-smi` without options (driver 390 to 595), `nvidia-smi -L`, and `--query-compute-apps` as CSV.
 
-The table gives one sample per GPU and one event `compute_app` per process: fields `gpu`, `pid`, `name`, `memory_mib`.  A GPU whose
+The table gives one sample per GPU and one event `compute_app` per process, at its latest table: fields `gpu`, `pid`, `name`, `memory_mib`.  A GPU whose
 temperature, state or power cell reads `ERR!` gives an event `gpu_status`; a fan cell alone says nothing of the card.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source
+from parsers.base import Context, Event, FileParser, Head, Line, LineParser, Rows, Source
 from parsers.nvidia_smi import canonical_pci
 from parsers.prefixes import clean
 from parsers.snapshots import add_samples, number, once
@@ -76,15 +76,15 @@ def _table(line: Line, rows: Rows, context: Context) -> None:
             cards.append({"gpu": card["gpu"], "pci": canonical_pci(bus["bus"]), "line": near.number, "ecc_uncorrected": errors})
             once(rows, context, near, "gpu.name", re.sub(r"\s{1,40}(?:On|Off)\Z", "", card["name"]))
         elif cards and (memory := _MEMORY.search(cells[1])):
-            _values(near, rows, cards[-1], cells, memory)
+            _values(near, rows, context, cards[-1], cells, memory)
         elif cards and "ERR!" in cells[0]:
-            _failed(near, rows, cards[-1])
+            _failed(near, rows, context, cards[-1])
     if cards:
         once(rows, context, line, "gpu.count", len(cards))
         add_samples(rows, cards, line)
 
 
-def _values(line: Line, rows: Rows, card: dict[str, Any], cells: list[str], memory: re.Match[str]) -> None:
+def _values(line: Line, rows: Rows, context: Context, card: dict[str, Any], cells: list[str], memory: re.Match[str]) -> None:
     card["memory_used"], card["memory_total"] = float(memory["used"]), float(memory["total"])
     if heat := re.search(r"(\d{1,3})C\b", cells[0]):
         card["temperature"] = float(heat[1])
@@ -93,25 +93,32 @@ def _values(line: Line, rows: Rows, card: dict[str, Any], cells: list[str], memo
     if use := re.search(r"(\d{1,3})%", cells[2]):
         card["utilization"] = float(use[1])
     if "ERR!" in cells[0][5:]:
-        _failed(line, rows, card)
+        _failed(line, rows, context, card)
 
 
-def _failed(line: Line, rows: Rows, card: dict[str, Any]) -> None:
-    if "status" not in card:
-        card["status"] = "ERR!"
+def _failed(line: Line, rows: Rows, context: Context, card: dict[str, Any]) -> None:
+    """Marks the sample, with an event at the card's first failure in the file."""
+    card["status"] = "ERR!"
+    failed: set[str] = context.state.setdefault("failed", set())
+    if card["gpu"] not in failed:
+        failed.add(card["gpu"])
         rows.event(line, "gpu_status", "error", gpu=card["gpu"], fields={"status": "ERR!", "pci": card["pci"], "view": "table"})
 
 
 def _app(line: Line, rows: Rows, context: Context, gpu: str | None, pid: int, name: str, memory: float) -> None:
-    count = context.state["apps"] = context.state.get("apps", 0) + 1
-    if count <= MAX_APPS:
-        emit_app(line, rows, gpu, pid, name, memory)
+    known: dict[tuple[str | None, int], Event] = context.state.setdefault("apps", {})
+    event = known.get((gpu, pid))
+    if event is not None:  # a later table: the event follows
+        event.line, event.text, event.stamp, event.inherited = line.number, line.text[:2000], line.stamp, line.inherited
+        event.fields["memory_mib"] = memory
+    elif len(known) < MAX_APPS:
+        known[gpu, pid] = emit_app(line, rows, gpu, pid, name, memory)
 
 
-def emit_app(line: Line, rows: Rows, gpu: str | None, pid: int, name: str, memory: float) -> None:
+def emit_app(line: Line, rows: Rows, gpu: str | None, pid: int, name: str, memory: float) -> Event:
     """The event `compute_app`: a process (named without its path) that holds `memory` MiB of a GPU (index, PCI id or UUID)."""
     fields = {"gpu": gpu, "pid": pid, "name": name.split()[0].rsplit("/", 1)[-1][:80] if name.strip() else "", "memory_mib": memory}
-    rows.event(line, "compute_app", "info", pid=None, gpu=gpu, fields=fields)
+    return rows.event(line, "compute_app", "info", pid=None, gpu=gpu, fields=fields)
 
 
 # ------------------------------------------------------------------------------------------------- nvidia-smi -L
@@ -191,7 +198,7 @@ def _apps(line: Line, rows: Rows, context: Context) -> None:
 
 
 def _bare_recognises(head: Head) -> float:
-    lines = [line for line in head.text.splitlines()[:200] if line.strip()]
+    lines = [line for line in head.lines[:200] if line.strip()]
     if not lines:
         return 0.0
     found = [_BARE_APP.match(line[:400]) for line in lines]

@@ -18,7 +18,8 @@ _NUMBER = re.compile(r"\s{0,20}(-?\d{1,15}(?:\.\d{1,6})?)")
 _SIZE = re.compile(r"\s{0,20}(\d{1,18}(?:\.\d{1,6})?)\s{0,4}([KMGTP]?)(i?)(B?|bytes|byte)?\s{0,4}\Z", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 PROMPT = re.compile(r"\A\s{0,4}(?:[\w.@~:/()\[\] -]{0,80})?[$#>+] ")
-MAX_FRAMES = 20_000
+MAX_SAMPLES = 2_000_000
+MERGE = 256  # small frames that are joined into one: a table a second makes 86,400 a day
 
 
 def number(text: str) -> float | None:
@@ -66,12 +67,33 @@ def below(context: Context, limit: int, blanks: int = 1) -> Iterator[Line]:
 
 def add_samples(rows: Rows, found: list[dict[str, Any]], at: Line) -> None:
     """Append GPU samples (columns of `forensics.timeline.SAMPLES`, each with its `line`) taken at the time of the line `at`."""
-    if not found or len(rows.samples) >= MAX_FRAMES:
+    if not found or sum(frame.height for frame in rows.samples) >= MAX_SAMPLES:
         return
     names = list(dict.fromkeys(name for row in found for name in row))
-    frame = pl.DataFrame({name: [row.get(name) for row in found] for name in names}, strict=False)
+    columns: dict[str, list[Any]] = {name: [row.get(name) for row in found] for name in names}
     if at.stamp is not None:
-        frame = frame.with_columns(pl.lit(float(at.stamp.seconds)).alias("local"), pl.lit(at.stamp.form).alias("form"))
-    if "host" not in frame.columns:
-        frame = frame.with_columns(pl.lit(at.host, dtype=pl.String).alias("host"))
+        columns |= {"local": [float(at.stamp.seconds)] * len(found), "form": [at.stamp.form] * len(found)}
+    if at.host is not None:
+        columns.setdefault("host", [at.host] * len(found))
+    types = {
+        "host": pl.String,
+        "gpu": pl.String,
+        "pci": pl.String,
+        "status": pl.String,
+        "form": pl.String,
+        "line": pl.Int64,
+        "throttle": pl.Int64,
+    }
+    frame = pl.DataFrame(columns | ({} if "host" in columns else {"host": [None] * len(found)}), schema_overrides=types, strict=False)
     rows.samples.append(frame)
+    if len(rows.samples) >= MERGE:
+        merge(rows)
+
+
+def merge(rows: Rows) -> None:
+    """Join frames whose stamps are of one form (a frame has one)."""
+    groups: dict[str | None, list[pl.DataFrame]] = {}
+    for frame in rows.samples:
+        form = frame["form"][0] if "form" in frame.columns and frame.height else None
+        groups.setdefault(form, []).append(frame)
+    rows.samples[:] = [pl.concat(group, how="diagonal_relaxed") for group in groups.values()]

@@ -126,6 +126,14 @@ def test_two_tables_do_not_run_together() -> None:
     assert [s["memory_used"] for s in samples(rows) if s["gpu"] == "0"] == [70011.0, 80011.0]
 
 
+def test_a_table_every_second_stays_a_few_frames() -> None:
+    rows = feed(VIEWS, OLD * 600)
+    assert len(rows.samples) < 300
+    assert len(samples(rows)) == 600
+    (app,) = [e for e in rows.events if e.kind == "compute_app"]
+    assert app.line == 600 * OLD.count("\n") - 1
+
+
 def test_list_of_cards() -> None:
     rows = feed(
         VIEWS,
