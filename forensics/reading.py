@@ -26,6 +26,7 @@ from rules.base import Signature
 if TYPE_CHECKING:
     from forensics.clock import Clocks
 
+SAMPLE = 40  # lines by which the kinds of a file are told
 SMALL = 4 << 20  # below this a file is searched on the spot: a thread hand-over costs more than it saves
 Progress = Callable[[str, int, int], None]  # (path, bytes done, bytes in all)
 
@@ -63,17 +64,18 @@ class Reader:
         total = sum(member.info.size for member in evidence.members)
         done = 0
         rows: dict[str, Rows] = {}
+        hits: Counter[int] = Counter()  # per literal over all logs: what floods a run is thinned however many files share it
         with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as aside:
             # Large tables are the dataframe engine's work, which leaves the interpreter free for the logs meanwhile.
             tables = {
-                member.path: aside.submit(self._file, member, pool)
+                member.path: aside.submit(self._file, member, pool, Counter())
                 for member in evidence.members
                 if member.info.size >= SMALL and self._claim(member) is not None
             }
             for member in evidence.members:
                 if progress:
                     progress(member.path, done, total)
-                rows[member.path] = tables[member.path].result() if member.path in tables else self._file(member, pool)
+                rows[member.path] = tables[member.path].result() if member.path in tables else self._file(member, pool, hits)
                 done += member.info.size
         run = Run(evidence.name)
         run.files = {member.path: member.info for member in evidence.members}
@@ -83,7 +85,7 @@ class Reader:
             progress("", total, total)
         return run
 
-    def _file(self, member: Member, pool: ThreadPoolExecutor) -> Rows:
+    def _file(self, member: Member, pool: ThreadPoolExecutor, hits: Counter[int]) -> Rows:
         rows = Rows(member.path)
         info = member.info
         claimed = self._claim(member)
@@ -100,7 +102,7 @@ class Reader:
             info.notes.append("binary, of no kind that is read here")
             return rows
         if claimed is None or claimed.scan:
-            self._scan(member, rows, pool, claimed)
+            self._scan(member, rows, pool, claimed, hits)
         info.notes.extend(rows.notes)
         return rows
 
@@ -115,11 +117,12 @@ class Reader:
                 best, parser = sure, candidate
         return parser
 
-    def _scan(self, member: Member, rows: Rows, pool: ThreadPoolExecutor, claimed: FileParser | None) -> None:
+    def _scan(self, member: Member, rows: Rows, pool: ThreadPoolExecutor, claimed: FileParser | None, hits: Counter[int]) -> None:
         info = member.info
-        lines = member.head.text.splitlines()[:600]
-        kinds = set(kinds_of(lines))
-        scan = Scan(self.matcher, rows, frozenset(kinds), survey(lines), find=finder(lines))
+        lines = member.head.lines[:160]
+        kinds = set(kinds_of(lines[:SAMPLE]))
+        size = 0 if blocks.is_compressed(member.real) else info.size
+        scan = Scan(self.matcher, rows, frozenset(kinds), survey(lines), find=finder(lines), size=size, total=hits)
         with blocks.open_plain(member.real) as stream:
             scan.run(blocks.blocks(stream, on_error=rows.note, count=False), pool if info.size >= SMALL else None)
         edges(rows, member.head.text, scan.carry, scan.carry_line, scan.find)

@@ -29,6 +29,8 @@ from rules.base import Signature
 FLOOD = (5_000, 1_000)
 READINGS = (20_000, 2_500)
 LARGE = 64 << 20
+ALL = 3  # times the first figure that all files of a run together may hold before the same sets in
+SMALL = 1 << 20  # a file below this shows one line at each end of a literal that floods its run
 EDGE = 3  # lines per block, at each end, that are read of a sparse or flooding literal
 SPREAD = 16  # lines per block, evenly spread, that are read of readings past their limit
 TAIL = 16 << 20  # bytes at the end of a file in which readings are taken in full again: the crash is there
@@ -169,7 +171,8 @@ class Scan:
     style: Style
     lines: int = 0
     read: int = 0  # bytes
-    counts: Counter[int] = field(default_factory=Counter)  # hits per literal
+    counts: Counter[int] = field(default_factory=Counter)  # hits per literal in this file
+    total: Counter[int] = field(default_factory=Counter)  # and in all files of the run so far
     confirmed: Counter[int] = field(default_factory=Counter)  # per signature
     late: dict[int, deque[Event]] = field(default_factory=dict)
     seen_kinds: Counter[str] = field(default_factory=Counter)
@@ -253,23 +256,35 @@ class Scan:
     def _thinned(self, hits: list[Hit]) -> list[Hit]:
         per_literal = Counter(hit[0] for hit in hits)
         thin = set()
+        strides: dict[int, int] = {}
         large = max(self.size, self.read) > LARGE
+        total = self.total
+        total.update(per_literal)
+        edge = 1 if 0 < self.size < SMALL else EDGE
         for literal, count in per_literal.items():
             self.counts[literal] += count
             if literal in self.matcher.readings:
-                if self.counts[literal] > READINGS[large] and literal not in self.flooding:
+                if (self.counts[literal] > READINGS[large] or total[literal] > ALL * READINGS[0]) and literal not in self.flooding:
                     self.flooding |= {literal}
-            elif (literal in self.matcher.sparse or self.counts[literal] > FLOOD[large]) and count > 2 * EDGE:
+                if total[literal] - self.counts[literal] > ALL * READINGS[0] and self.size < SMALL and count > 2 * SPREAD:
+                    strides[literal] = count // SPREAD
+            elif count > 2 * edge and (
+                literal in self.matcher.sparse or self.counts[literal] > FLOOD[large] or total[literal] > ALL * FLOOD[0]
+            ):
                 thin.add(literal)
-        if thin:
+        if thin or strides:
             self.flooding |= thin
             seen: Counter[int] = Counter()
             kept = []
             for hit in hits:
                 literal = hit[0]
-                if literal in thin:
+                if literal in strides:
                     seen[literal] += 1
-                    if EDGE < seen[literal] <= per_literal[literal] - EDGE:
+                    if seen[literal] % strides[literal]:
+                        continue
+                elif literal in thin:
+                    seen[literal] += 1
+                    if edge < seen[literal] <= per_literal[literal] - edge:
                         continue
                 kept.append(hit)
             hits = kept

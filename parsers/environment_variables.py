@@ -83,8 +83,8 @@ def _tell(line: Line, rows: Rows, context: Context, name: str, value: str) -> No
 
 def _recognises(head: Head) -> float:
     """An `env` dump: nearly all lines are assignments, and the variables every shell has are among them."""
-    lines = [line for line in head.text.splitlines()[:400] if line.strip()]
-    if len(lines) < 5:
+    lines = [line for line in head.lines[:400] if line.strip()]
+    if len(lines) < 5 or sum(_DUMP.match(line[:300]) is not None for line in lines[:8]) < 4:
         return 0.0
     good = sum(_DUMP.match(line[:300]) is not None for line in lines)
     usual = sum(

@@ -146,7 +146,7 @@ _EF_COLUMNS = ["user", "pid", "ppid", "", "", "", "", "command"]
 
 def _recognises(head: Head) -> float:
     """`ps aux | grep python`: rows without a header."""
-    lines = [line for line in head.text.splitlines()[:100] if line.strip()]
+    lines = [line for line in head.lines[:100] if line.strip()]
     if len(lines) < 2:
         return 0.0
     good = max(sum(p.match(line[:300]) is not None for line in lines) for p in (_AUX, _EF))

@@ -96,7 +96,7 @@ def canonical_pci(text: str) -> str | None:
 
 def recognises(head: Head) -> float:
     """A known header, or rows of one width whose cells look like samples."""
-    lines = [line for line in head.text.splitlines()[:60] if line.strip()][:40]
+    lines = [line for line in head.lines[:60] if line.strip()][:40]
     if not lines:
         return 0.0
     for line in lines[:10]:

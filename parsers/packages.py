@@ -126,8 +126,8 @@ def _listed(line: Line, rows: Rows, context: Context) -> None:
 
 def _recognises(head: Head) -> float:
     """Nearly all lines are requirements with exact versions."""
-    lines = [line for line in head.text.splitlines()[:400] if line.strip()]
-    if len(lines) < 3:
+    lines = [line for line in head.lines[:400] if line.strip()]
+    if len(lines) < 3 or not any(_FREEZE.match(line[:600]) for line in lines[:8]):
         return 0.0
     exact = sum(_FREEZE.match(line[:600]) is not None for line in lines)
     other = sum(_ENTRY.match(line) is not None for line in lines)
