@@ -12,7 +12,7 @@ import re
 from parsers.base import Context, Line, LineParser, Rows
 
 _NAMED = re.compile(
-    r"(?i)(?<![-\w]non)(?<![-\w]non[- ])\b(?:number of )?trainable param(?:eter)?s?(?: count)?\s{0,12}[:=]{1,2}\s{0,12}([\d,_]{1,24}(?:\.\d{1,9})?)\s{0,2}([KMBT]\b)?"
+    r"(?i)(?<!non-)(?<!non )(?<!non_)\b(?:number of )?trainable param(?:eter)?s?(?: count)?\s{0,12}[:=]{1,2}\s{0,12}([\d,_]{1,24}(?:\.\d{1,9})?)\s{0,2}([KMBT]\b)?"
 )
 _TABLE = re.compile(r"^\s{0,12}([\d,]{1,20}(?:\.\d{1,6})?)\s{0,2}([KMBT])?\s{2,12}Trainable params\s{0,4}\Z")
 _SWIFT = re.compile(r"Params \(([\d.]{1,16})M Trainable \[")

@@ -192,3 +192,65 @@ def test_words_that_say_nothing(message: str) -> None:
 
     frames: list[dict[str, Any]] = [{"file": "main.py", "func": "main"}]
     assert cause_of("Exception", message, frames) is None
+
+
+# ------------------------------------------------------------------------------------------------------ readers
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("trainable params: 0 || all params: 6,738,415,616 || trainable%: 0.0", 0.0),
+        ("trainable params: 41,943,040 || all params: 8,072,204,288 || trainable%: 0.5196", 41943040.0),
+        ("20.5 M    Trainable params", 20.5e6),
+        (" Trainable params: 1,024 (4.00 KB)", 1024.0),
+        ("[INFO:swift] PeftModelForCausalLM: 7635.8013M Params (20.1851M Trainable [0.2643%]), 0.0019M Buffers.", 20185100.0),
+        ("0         Non-trainable params", None),
+        ("Non-trainable params: 0 (0.00 B)", None),
+    ],
+)
+def test_trainable_counts(tmp_path: Path, line: str, count: float | None) -> None:
+    (tmp_path / "train.log").write_text(f"start\n{line}\nstep 1 loss 2.0\n", encoding="utf-8")
+    with evidence.gather(tmp_path) as found:
+        facts = [value for key, _, value, _ in reader_for(()).read(found).facts if key == "setting.trainable_parameters"]
+    assert facts == ([] if count is None else [pytest.approx(count)])
+
+
+def export(name: str, values: list[float]) -> str:
+    """One metric as a tracker's page exports it."""
+    head = f'"Step","run-7b - {name}","run-7b - {name}__MIN","run-7b - {name}__MAX"'
+    return "\n".join([head, *(f'"{5 * i}","{v}","{v}","{v}"' for i, v in enumerate(values))]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({"actor/entropy_loss": [0.4 if i < 30 else 0.4 + 0.2 * (i - 30) for i in range(60)]}, {"reward/entropy-explosion"}),
+        ({"memory_allocated": [30 + 0.6 * i for i in range(60)]}, {"training/gpu-memory-leak"}),
+        (
+            {
+                "train/completion_length": [350 * math.exp(-i / 12) + 6 for i in range(60)],
+                "train/reward": [0.3 + 0.01 * i for i in range(60)],
+            },
+            {"reward/reward-hacking", "reward/length-collapse"},
+        ),
+        (
+            {
+                "train/reward": [0.4 + 0.01 * i for i in range(60)],
+                "val/acc": [0.45 if i < 30 else 0.45 - 0.012 * (i - 30) for i in range(60)],
+            },
+            {"reward/reward-hacking"},
+        ),
+        (
+            {"response_length/mean": [700 + 20 * i for i in range(60)], "critic/score/mean": [0.2 + 0.008 * i for i in range(60)]},
+            {"none/healthy"},
+        ),
+        ({"train/grad_norm": [0.5 * (25 if i in (17, 41) else 1) for i in range(60)]}, {"none/healthy"}),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else None,
+)
+def test_exports(tmp_path: Path, files: dict[str, list[float]], wanted: set[str]) -> None:
+    dice = random.Random(9)
+    for number, (name, values) in enumerate(files.items()):
+        (tmp_path / f"export_{number}.csv").write_text(export(name, [near(dice, v, 0.04) for v in values]), encoding="utf-8")
+    assert said(tmp_path) in wanted
