@@ -24,6 +24,8 @@ MAX_FRAMES = 60
 MAX_MESSAGE = 1500
 MAX_OWN_LINES = 500  # of one traceback; RecursionError prints three lines a level, cut by Python itself
 MAX_NOISE = 40  # foreign lines tolerated between two lines of a traceback (other streams write in between)
+MAX_FOREIGN = (2000, 60)  # lines of other writers passed over in a row, before and after a file's budget of them is used up
+FOREIGN_BUDGET = 100_000
 MAX_EXCEPTIONS = 500  # exception lines without a traceback kept per file
 
 ERROR = regex.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200}(?:\([\w.]{1,120}\))?)(?:(?P<colon>:)(?: (?P<message>.*)|\s*)|\s*)$")
@@ -46,6 +48,7 @@ class _Reader:
 
     def __init__(self, head: Line, context: Context):
         self.key = _key(head)
+        self.state = context.state
         self.lines = self._own(context.following(4000))
         self.back: list[tuple[Line, str]] = []
         self.seen = 0
@@ -55,7 +58,8 @@ class _Reader:
         for line in lines:
             if _key(line) != self.key:
                 skipped += 1
-                if skipped > 2000:
+                used = self.state["foreign"] = self.state.get("foreign", 0) + 1
+                if skipped > MAX_FOREIGN[used > FOREIGN_BUDGET]:
                     return
                 continue
             skipped = 0
