@@ -27,7 +27,7 @@ from rules.base import Signature
 # Lines of one file per literal that are read one by one before thinning sets in, in files below and above LARGE bytes; and
 # the same for literals of parsers that take readings from every line (metrics).
 FLOOD = (5_000, 1_000)
-READINGS = (20_000, 2_500)
+READINGS = (8_000, 2_500)
 LARGE = 64 << 20
 ALL = 3  # times the first figure that all files of a run together may hold before the same sets in
 SMALL = 1 << 20  # a file below this shows one line at each end of a literal that floods its run

@@ -74,7 +74,8 @@ def test_a_bomb_is_refused_with_a_note(tmp_path):
     notes: list[str] = []
     stream = Bounded(io.BytesIO(b"0" * 10_000), 5_000)
     list(blocks(stream, 1000, notes.append))
-    assert notes and "unpacks" in notes[0]
+    assert notes
+    assert "unpacks" in notes[0]
     with pytest.raises(Refused):
         Bounded(io.BytesIO(b"0" * 10), 5).read()
 

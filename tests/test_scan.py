@@ -59,7 +59,8 @@ def test_the_segment_with_the_literal_is_read_of_a_line_of_bars():
 def test_a_line_without_a_stamp_takes_the_nearest_above():
     rows, _ = read(b"2026-01-02 03:04:05,100 step 1\nplain\nBOOM 1\n2026-01-02 03:04:09,100 step 2\nBOOM 2\n", [signature()])
     first, second = rows.events
-    assert first.inherited and second.inherited
+    assert first.inherited
+    assert second.inherited
     assert second.stamp.seconds - first.stamp.seconds == pytest.approx(4.0)
 
 
