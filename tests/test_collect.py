@@ -67,8 +67,19 @@ def test_a_folder_that_analyze_reads(gpus: Path, tmp_path: Path) -> None:
     assert manifest["host"] == host.name
     assert {entry["file"] for entry in manifest["files"]} == names - {"collected.json"} | {"swappiness.txt"}
     assert [note for name, note in found.notes if name == "rocm-smi.txt"] == ["not installed (AMD GPUs)"]
-    report = forensics.analyze(tmp_path / "out").to_dict()
+    result = forensics.analyze(tmp_path / "out")
+    kinds = {path.rpartition("/")[2]: info.kinds for path, info in result.run.files.items()}
+    assert [
+        name
+        for name, kind in kinds.items()
+        if "train" in kind and name not in ("ibstat.txt", "rocm-smi.txt", "uname.txt", "clock.txt", "nvidia-smi-nvlink.txt")
+    ] == []
+    assert result.run.started is None or result.run.started > time.time() - 120  # the boot is not the run's beginning
+    report = result.to_dict()
     assert report["environment"]["version.driver"] == "550.54.15"
+    assert report["environment"]["version.torch"] == "2.4.0+cu121"
+    assert report["environment"]["env.NCCL_DEBUG"] == "INFO"
+    assert not any(finding["evidence"] and "collected.json" in finding["evidence"][0]["file"] for finding in report["findings"])
     assert report["environment"]["gpu.name"] == "NVIDIA H100 80GB HBM3"
 
 

@@ -17,6 +17,7 @@ from forensics.collecting import system, versions
 from forensics.collecting.commands import ask
 from forensics.collecting.items import Item, items
 from forensics.evidence import Unusable
+from parsers.collection import HEADER
 
 ARCHIVE = re.compile(r"\.(?:tar|tar\.gz|tgz|tar\.xz|txz|tar\.bz2|tbz2)\Z")
 MANIFEST = "collected.json"
@@ -88,19 +89,25 @@ def _gather(
             yield item.file, data, note
         if asked is not None:
             told = asked.result()
-            yield "versions.txt", told.output, f"{told.note} (torch and package versions)" if told.note else ""
-    yield "machine.txt", system.machine(now).encode(), ""
+            yield "versions.txt", _headed("versions", told.output), f"{told.note} (torch and package versions)" if told.note else ""
+    yield "machine.txt", _headed("machine", system.machine(now).encode()), ""
     for name, value, why in (
         ("swappiness.txt", system.swappiness(), "vm.swappiness"),
         ("cgroup.txt", system.container(), "limits of the container"),
         ("environment.txt", system.environment() or None, "NCCL and CUDA settings of this shell"),
     ):
-        yield name, (value or "").encode(), "" if value else f"not to be read here ({why})"
+        yield name, _headed(name.removesuffix(".txt"), (value or "").encode()), "" if value else f"not to be read here ({why})"
     for pid in pids:
         for name, content in system.process_files(pid).items():
-            yield f"proc/{pid}/{name}.txt", content.encode("utf-8", "replace"), ""
+            data = content.encode("utf-8", "replace")
+            yield f"proc/{pid}/{name}.txt", _headed("environ", data) if name == "environ" else data, ""
     if not pids:
         yield "proc", b"", "no process that looks like training was running"
+
+
+def _headed(what: str, data: bytes) -> bytes:
+    """Content of a form of our own, with the line by which parsers/collection.py knows it; empty content stays empty."""
+    return f"{HEADER}{what}\n".encode() + data if data.strip() else b""
 
 
 def _one(item: Item) -> tuple[bytes, str]:

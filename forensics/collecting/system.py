@@ -114,8 +114,11 @@ def _holds_gpu(process: Path) -> bool:
 
 
 def process_files(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
-    """`status`, `limits`, `wchan` and the training variables of one process, as far as they may be read."""
-    out = {name: content for name in ("status", "limits", "wchan") if (content := text(proc / str(pid) / name))}
+    """`status` (with the wait channel), `limits` and the training variables of one process, as far as they may be read."""
+    out = {name: content for name in ("status", "limits") if (content := text(proc / str(pid) / name))}
+    waiting = text(proc / str(pid) / "wchan")
+    if "status" in out and waiting:
+        out["status"] += f"Wchan:\t{waiting.strip()}\n"
     raw = text(proc / str(pid) / "environ")
     if raw:
         pairs = dict(item.split("=", 1) for item in raw.split("\0") if "=" in item)
