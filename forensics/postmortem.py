@@ -87,6 +87,9 @@ def describe_verdict(run: Run, verdict: Verdict, knowledge: Knowledge) -> dict[s
     title: Any = cause_text(cause, "title") if cause else pair(knowledge, f"verdict.{verdict.reason or 'undecided'}", "title", {})
     lead = verdict.root.lead if verdict.root else None
     summary = finding_title(lead, knowledge) if lead else pair(knowledge, f"verdict.{verdict.reason or 'undecided'}", "why", {})
+    order = order_note(verdict, knowledge)
+    if order and isinstance(summary, dict):
+        summary = {lang: f"{summary[lang]} — {order['note'][lang]}" if lang in summary else order["note"][lang] for lang in LANGUAGES}
     first = verdict.first
     return {
         "layer": verdict.layer,
@@ -107,8 +110,17 @@ def describe_verdict(run: Run, verdict: Verdict, knowledge: Knowledge) -> dict[s
             if value not in (None, [])
         },
         "chain": chain(verdict, knowledge),
+        "order": order,
         "alternatives": [alternative(c, verdict, knowledge) for c in verdict.alternatives],
     }
+
+
+def order_note(verdict: Verdict, knowledge: Knowledge) -> dict[str, Any] | None:
+    """Which files the account could not place surely against the root, and what that means; None where all is sure."""
+    if not verdict.uncertain_order:
+        return None
+    files = ", ".join(verdict.uncertain_order[:4]) + (", …" if len(verdict.uncertain_order) > 4 else "")
+    return {"uncertain_files": verdict.uncertain_order, "note": pair(knowledge, "verdict.order", "note", {"files": files})}
 
 
 def chain(verdict: Verdict, knowledge: Knowledge) -> list[dict[str, Any]]:
@@ -268,8 +280,9 @@ def advice(run: Run, verdict: Verdict, knowledge: Knowledge) -> dict[str, Any]:
     if verdict.layer == "none":
         restart = "as-is"
     hosts = [verdict.host] if verdict.host and restart in EXCLUDING else []
-    if restart == "without-host" and not hosts:
-        key = "advice.without-host-unnamed"
-    else:
-        key = f"advice.{restart}"
-    return {"restart": restart, "exclude_hosts": hosts, "why": pair(knowledge, key, "why", {"host": ", ".join(hosts)})}
+    key = "advice.without-host-unnamed" if restart == "without-host" and not hosts else f"advice.{restart}"
+    why = pair(knowledge, key, "why", {"host": ", ".join(hosts)})
+    if verdict.root and verdict.root.lead.facts.get("recurs"):
+        again = pair(knowledge, "advice.recurs", "why", {"count": verdict.root.lead.count})
+        why = {lang: f"{why[lang]} {again[lang]}" for lang in LANGUAGES}
+    return {"restart": restart, "exclude_hosts": hosts, "why": why}

@@ -71,6 +71,7 @@ class Verdict:
     consequences: list[Candidate] = field(default_factory=list)
     symptoms: list[Finding] = field(default_factory=list)
     alternatives: list[Candidate] = field(default_factory=list)
+    uncertain_order: list[str] = field(default_factory=list)  # files whose clocks are too unsure to place them against the root
     reason: str = ""  # key of the sentence that explains none and unknown
     features: dict[str, float] = field(default_factory=dict)
 
@@ -106,6 +107,7 @@ def decide(run: Run, findings: list[Finding], knowledge: Knowledge) -> Verdict:
         for near in verdict.consequences:
             if near.layer == top.layer:
                 culprit(verdict, near, run)
+    verdict.uncertain_order = unsure(top, verdict.consequences, run)
     verdict.symptoms = [f for f in findings if f.outcome == "found" and f.role == "symptom"]
     verdict.alternatives = [c for c in ranked if c is not top and c not in verdict.consequences][:4]
     return verdict
@@ -169,6 +171,20 @@ def explain(candidates: list[Candidate], run: Run, knowledge: Knowledge) -> None
     for source in candidates:
         if source.cause in gains and not source.explained_by:
             source.score += (0.97 - source.score) * gains[source.cause]
+
+
+def unsure(root: Candidate, consequences: list[Candidate], run: Run) -> list[str]:
+    """Files of the account whose clocks are too unsure to say whether they stand before or after the root."""
+    home = {e.file for f in root.findings for e in f.evidence}
+    out = set()
+    for candidate in consequences:
+        for evidence in candidate.lead.evidence[:1]:
+            if evidence.file in home or evidence.time is None or root.time is None:
+                continue
+            doubt = max([run.clock_uncertainty.get(evidence.file, 0.0), *(run.clock_uncertainty.get(path, 0.0) for path in home)])
+            if abs(evidence.time - root.time) <= doubt:
+                out.add(evidence.file)
+    return sorted(out)
 
 
 def clearly_before(source: Candidate, effect: Candidate, run: Run) -> bool:

@@ -101,7 +101,9 @@ def slowed(run: Run) -> Iterable[Finding]:
             yield card.finding(
                 "gpu.slowed", cause, weight, onset, why=why, clock=onset.get("sm_clock"), temperature=onset.get("temperature")
             )
-    if not found:
+    if not found and all(card.rows.height < 2 * LASTS for card in all_cards):
+        yield Finding("gpu.slowed", "undecided", "infra/gpu-thermal", "context", 0.0, needs="gpu_samples")
+    elif not found:
         first = all_cards[0].rows.row(0, named=True)
         yield Finding("gpu.slowed", "excluded", "infra/gpu-thermal", "context", 0.0, "info", evidence=[all_cards[0].evidence(first)])
 
