@@ -92,7 +92,7 @@ GUESS = regex.compile(
 )
 POD_NODE = regex.compile(r"^\s{0,8}(?:Node: {1,20}(?P<node>[a-z0-9][\w.-]{0,120})/|nodeName: (?P<node2>[a-z0-9][\w.-]{0,120}))")
 
-
+EVENT_NODE = regex.compile(r"\sSystemOOM\s{1,20}node/(?P<node>[\w.-]{1,80})")
 POD_ROW = regex.compile(
     r"^\S{1,200} {2,}\d{1,4}/\d{1,4} {2,}\S{3,40} {2,}.{1,80}? {2,}(?:\d{1,3}\.){3}\d{1,3} {2,}(?P<node>[a-z0-9][\w.-]{0,120})\b"
 )
@@ -102,6 +102,8 @@ def _pod_node(line: Line, context: Context) -> dict[str, Any]:
     """The node of a pod, from its row in a wide table of pods or from the description that the line stands in."""
     if (row := POD_ROW.match(line.text)) is not None:
         return {"node": row["node"]}
+    if (event := EVENT_NODE.search(line.text)) is not None:
+        return {"node": event["node"]}
     if not line.text[:1].isspace():
         return {}
     found = next((f for above in context.preceding(80) if (f := POD_NODE.match(above.text)) is not None), None)

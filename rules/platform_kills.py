@@ -50,7 +50,9 @@ def _judge(run: Run) -> Iterator[Finding]:
             told = PLATFORM.get(what)
             if what == "evicted":
                 told = _evicted(str(event.fields.get("why") or ""))
-        if told is None or (went_on(run, event) and what in ("unschedulable", "start-failed")):
+            elif what == "oom" and event.fields.get("why") == "node":
+                told = "platform.node-memory", "infra/host-oom-kill", 0.84
+        if told is None or (what in ("unschedulable", "start-failed") and (went_on(run, event) or _unplaced(run, event))):
             continue
         groups.setdefault(told[:2], []).append((event, told[2]))
     for (rule, cause), found in groups.items():
@@ -72,6 +74,12 @@ def _judge(run: Run) -> Iterator[Finding]:
             rule = "platform.memory-limit"
         yield finding(rule, events, _places(events), cause=cause, weight=max(w for _, w in found), facts=facts, covers=("L0.6",))
     yield from _ray(run)
+
+
+def _unplaced(run: Run, event: Event) -> bool:
+    """Whether nothing tells that the event came after the training: a pod that trained was given its resources, so it is another's."""
+    at = run.last_progress_at
+    return at is not None and at.file != event.source and (event.time is None or run.last_progress is None)
 
 
 def _evicted(resource: str) -> tuple[str, str, float]:
