@@ -46,6 +46,16 @@ def found(root: Path, files: dict[str, bytes], glob: str | None = None) -> list[
         {"attempt_0/0/stdout.log": train(), "attempt_0/1/stdout.log": train(), "attempt_1/0/stdout.log": train(2)},
         {"logs/worker-1f0c9a2b77de-01000000-4711.out": train(), "logs/raylet.out": train(), "train.log": train()},
         {"train.log": train(), "train.log.1": train(-20), "train.log.2.gz": gzip.compress(train(-40))},
+        {
+            "train.log": train(),
+            "wandb/run-20260406_093000-ab12/files/output.log": train(),
+            "wandb/run-20260407_093000-cd34/files/output.log": train(24),
+        },
+        {
+            "train.log": train(),
+            "checkpoint-100/trainer_state.json": b'{"global_step": 100, "log_history": []}',
+            "checkpoint-200/rng.txt": b"1",
+        },
         {"actor.log": train(), "critic.log": train(), "reward_server.log": train()},
     ],
 )

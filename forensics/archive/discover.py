@@ -21,6 +21,7 @@ from forensics.unpack import ARCHIVES
 
 MAIN = frozenset({"train", "metrics", "scheduler", "nccl"})  # kinds of file that show a run by themselves
 APART = 600.0  # seconds between starts that make two logs logs of different runs
+TRACKERS = frozenset({"wandb", "mlruns", "tensorboard", "lightning_logs", "swanlog", "aim"})
 SAMPLE = 12  # parts of a folder whose content is looked at
 
 
@@ -78,6 +79,10 @@ class _Part:
 def _judge(tree: Tree, branch: Branch) -> _Part:
     parts = [part for part in (_judge(tree, inner) for inner in branch.branches) if part.files]
     direct = [leaf for leaf in branch.leaves if leaf.size > 0]
+    if len(parts) + len(direct) > 1:
+        for part in parts:
+            # Trackers keep a folder for each start of a run: beside the run's own logs they are a part of it.
+            part.many = part.many and part.path.rpartition("/")[2] not in TRACKERS
     archives = [leaf for leaf in direct if leaf.name.lower().endswith(ARCHIVES)]
     plain = [leaf for leaf in direct if leaf not in archives]
     files = [(branch.below(leaf.name), leaf) for leaf in direct] + [file for part in parts for file in part.files]
@@ -158,7 +163,7 @@ def _is_part(name: str, part: _Part | None = None) -> bool:
     if re.search(r"attempt|restart|retry", name, re.I) or name.isdigit():
         # `attempt_3` is the launcher's only where its ranks lie in it; else it is a run of its own.
         return _is_launcher(part)
-    return only_role(name) or is_host(name)
+    return name in TRACKERS or only_role(name) or is_host(name)
 
 
 def _is_launcher(part: _Part | None) -> bool:

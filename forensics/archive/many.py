@@ -102,7 +102,7 @@ class _Queue:
         task, value = outcome.task, outcome.value
         shutil.rmtree(task["scratch"], ignore_errors=True)
         if value is not None and "fatal" in value:
-            value, outcome.fault, outcome.reason = None, "error", value["fatal"]
+            outcome.fault, outcome.reason, value = "error", value["fatal"], None
         if value is not None and value.get("parts"):
             keys = [f"{task['key']}!{part['path']}" for part in value["parts"]]
             place = self.order.index(task["key"])
@@ -120,8 +120,8 @@ class _Queue:
             lost = [] if value["runs"] else value["left"]
             self.ready[task["key"]] = [Result(record["path"], task["of"], record["document"]) for record in value["runs"]]
             self.ready[task["key"]] += [Result(path, task["of"], None, kind, reason) for path, kind, reason in lost]
-        for folder, keys in list(self.staged.items()):
-            keys.discard(task["key"])
-            if not keys:
+        for folder, missing in list(self.staged.items()):
+            missing.discard(task["key"])
+            if not missing:
                 shutil.rmtree(folder, ignore_errors=True)
                 del self.staged[folder]
