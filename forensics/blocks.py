@@ -67,6 +67,16 @@ def open_plain(path: Path, limit_ratio: int = MAX_RATIO) -> io.BufferedIOBase:
     return Bounded(stream, max(MAX_UNPACKED, size * limit_ratio))
 
 
+def open_again(path: Path, note: Callable[[str], None] | None = None) -> io.BufferedIOBase:
+    """`open_plain` for a file already listed: one that has vanished or cannot be read any more is an empty one, and `note` is told."""
+    try:
+        return open_plain(path)
+    except OSError as error:
+        if note:
+            note(f"could not be read any more: {error.strerror or error}")
+        return io.BytesIO()
+
+
 class Bounded(io.BufferedIOBase):
     """A stream that refuses to give more than `limit` bytes, and closes what is below it."""
 

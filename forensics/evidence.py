@@ -11,12 +11,12 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forensics.blocks import encoding, open_plain
 from forensics.run import FileInfo
-from forensics.unpack import is_archive, remove, unpack
+from forensics.unpack import is_archive, limits_in_force, remove, unpack
 from parsers.base import Head
 
 CONTROL = bytes(byte for byte in range(32) if byte < 9 or 13 < byte < 27 or byte > 27)  # what text logs do not hold
@@ -71,6 +71,13 @@ class Evidence:
     members: list[Member] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)  # (path, reason)
     notes: list[str] = field(default_factory=list)
+    unpacked: int = 0  # bytes written by archives so far, nested ones included
+
+    def note(self, path: str, text: str) -> None:
+        """Add a remark on an archive, listed among what was left out; of a hostile one's thousands the first hundred are kept."""
+        if len(self.notes) < 100:
+            self.notes.append(f"{path}: {text}")
+            self.skipped.append((path, text))
 
 
 @contextmanager
@@ -114,7 +121,9 @@ def _stem(name: str) -> str:
 def _expand(path: Path, prefix: str, evidence: Evidence, folders: list[Path]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="forensics-"))
     folders.append(folder)
-    unpack(path, folder, lambda text: evidence.notes.append(f"{prefix or path.name}: {text}"))
+    limits = limits_in_force()
+    limits = replace(limits, total=max(1, limits.total - evidence.unpacked))
+    evidence.unpacked += unpack(path, folder, lambda text: evidence.note(prefix or path.name, text), limits)
     inner = folder
     if not prefix:
         # A tarball of one folder is that folder.

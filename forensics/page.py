@@ -173,8 +173,8 @@ def ranks(run: Run, verdict: Verdict) -> list[RankRow]:
 def files(run: Run, gathered: Gathered) -> list[FileRow]:
     """What was read and what was left out."""
     out = [FileRow(i.path, i.size, i.lines, i.kinds, i.host, i.rank, list(i.notes), i.used) for i in run.files.values()]
-    out += [FileRow(path, 0, notes=[reason], used=False) for path, reason in gathered.skipped[:200]]
-    return out[:1000]
+    left_out = [FileRow(path, 0, notes=[reason], used=False) for path, reason in gathered.skipped[:200]]
+    return out[: 1000 - len(left_out)] + left_out
 
 
 def _places(findings: list[Finding], verdict: Verdict, cited: list[Cited]) -> list[tuple[str, int]]:
@@ -205,7 +205,7 @@ def _lines(member: Member, cited: set[int], wanted: set[int]) -> dict[int, str]:
     """These lines of a file (1-based), cleaned and cut; of cited ones more is kept."""
     found: dict[int, str] = {}
     last = max(wanted)
-    with blocks.open_plain(member.real) as stream:
+    with blocks.open_again(member.real) as stream:
         for block in blocks.blocks(stream):
             after = block.first_line + block.lines
             here = sorted(n for n in wanted if block.first_line <= n <= after and n not in found)

@@ -123,7 +123,7 @@ class Reader:
         kinds = set(kinds_of(lines[:SAMPLE]))
         size = 0 if blocks.is_compressed(member.real) else info.size
         scan = Scan(self.matcher, rows, frozenset(kinds), survey(lines), find=finder(lines), size=size, total=hits)
-        with blocks.open_plain(member.real) as stream:
+        with blocks.open_again(member.real, rows.note) as stream:
             scan.run(blocks.blocks(stream, on_error=rows.note, count=False), pool if info.size >= SMALL else None)
         edges(rows, member.head.text, scan.carry, scan.carry_line, scan.find)
         info.lines = scan.lines

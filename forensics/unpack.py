@@ -6,12 +6,14 @@ or size.  Nothing is executed, and permissions in the archive are ignored.
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -32,7 +34,33 @@ class Limits:
     free: int = 1 << 30
 
 
-LIMITS = Limits()
+def limits_in_force() -> Limits:
+    """The limits, with those of the environment in place: FORENSICS_MAX_UNPACKED_GIB and FORENSICS_MAX_MEMBERS.
+
+    A value that is no positive number is passed over.
+    """
+    limits = Limits()
+    try:
+        limits = replace(limits, total=max(1, int(float(os.environ["FORENSICS_MAX_UNPACKED_GIB"]) * (1 << 30))))
+    except (KeyError, ValueError, OverflowError):
+        pass
+    try:
+        limits = replace(limits, members=max(1, int(os.environ["FORENSICS_MAX_MEMBERS"])))
+    except (KeyError, ValueError):
+        pass
+    return limits
+
+
+_EXTENDED = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+
+
+class _Info(tarfile.TarInfo):
+    """A header whose long names and extended records are bounded: the library reads them into memory whole."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _EXTENDED and self.size > 1 << 20:
+            raise tarfile.ReadError("an extended header of more than 1 MiB")
+        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
 
 
 def is_archive(path: Path) -> bool:
@@ -55,9 +83,9 @@ def is_archive(path: Path) -> bool:
     return False
 
 
-def unpack(path: Path, folder: Path, note: Callable[[str], None], limits: Limits = LIMITS) -> None:
-    """Copy the archive's regular files below `folder`; tell `note` what was refused or damaged."""
-    writer = _Writer(folder, path.stat().st_size, note, limits)
+def unpack(path: Path, folder: Path, note: Callable[[str], None], limits: Limits | None = None) -> int:
+    """Copy the archive's regular files below `folder`; tell `note` what was refused or damaged.  Returns the bytes written."""
+    writer = _Writer(folder, path.stat().st_size, note, limits or limits_in_force())
     with path.open("rb") as file:
         is_zip = file.read(2) == b"PK"
     try:
@@ -65,19 +93,27 @@ def unpack(path: Path, folder: Path, note: Callable[[str], None], limits: Limits
             writer.add(name, size, opener)
     except Refused as refusal:
         note(str(refusal))
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, ValueError) as error:
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        note(
+            "the temporary folder is full (set TMPDIR to one with room); the rest of the archive was left out"
+            if full
+            else f"the archive could not be read: {error.strerror or error}; what could be read stands"
+        )
+    except (EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, ValueError) as error:
         note(f"the archive is damaged: {error}; what could be read stands")
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("zstandard", "_lzma", "lzma"):
             raise
         note(f"the archive is damaged: {error}; what could be read stands")
+    return writer.written
 
 
 Member = tuple[str, int, Callable[[], "IO[bytes] | None"]]
 
 
 def _tar(path: Path, note: Callable[[str], None]) -> Iterator[Member]:
-    with open_plain(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+    with open_plain(path) as stream, tarfile.open(fileobj=stream, mode="r|", tarinfo=_Info) as tar:
         for member in tar:
             if member.isdir():
                 continue
@@ -131,9 +167,9 @@ class _Writer:
             self.note(f"{_shown(name)}: damaged or not supported ({error}); what could be read stands")
 
     def _count(self, amount: int) -> None:
+        if self.written + amount > self.limits.total:
+            raise Refused(f"more than {self.limits.total / (1 << 30):.3g} GiB unpacked; the rest was left out")
         self.written += amount
-        if self.written > self.limits.total:
-            raise Refused(f"more than {self.limits.total >> 30} GiB unpacked; the rest was left out")
         if self.written > self.limits.free and self.written / self.packed > self.limits.ratio:
             raise Refused("unpacks to far more than logs do (a bomb?); the rest was left out")
 
