@@ -283,7 +283,8 @@ def judge_loss_scale(run: Run) -> Iterator[Finding]:
         run.last_progress is not None and events[-1].time is not None and _went_on(run, events[-1].time)
     ):
         tail = events[_last_gap(events) :]
-        if len(tail) >= MANY_OVERFLOWS:
+        later = [line for line in run.progress_lines.get(events[-1].source, []) if line > tail[-1].line]
+        if len(tail) >= MANY_OVERFLOWS and len(later) < 2 * len(tail):  # a search at the start is over when steps succeed
             first = tail[0]
             yield Finding(
                 rule="series.loss-scale",
