@@ -29,9 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def collect(
-    command: Annotated[
-        list[str] | None, typer.Argument(help="With --run: the training command and its arguments.", metavar="CMD")
-    ] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="With --run: the training command and its arguments.", metavar="CMD")] = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder, or an archive such as node3.tar.gz. Default: a new folder here.", metavar="DIR")
     ] = None,
