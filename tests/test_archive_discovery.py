@@ -95,6 +95,16 @@ def test_archives_stand_for_runs_unless_they_are_a_part(tmp_path: Path) -> None:
     assert found(tmp_path / "b", {"train.log": train(), "hosts.tar.gz": maker.tar({"node001.dmesg": KERNEL})}) == [""]
 
 
+def test_code_and_papers_are_no_runs(tmp_path: Path) -> None:
+    code = {"src/model.py": b"import torch\nloss = 1\n", "README.md": b"# loss\n"}
+    files = {"job-1/train.log": train(), "job-1/code.tar.gz": maker.tar(code), "job-2/train.log": train(3)}
+    files |= {f"tools/{name}": data for name, data in code.items()}
+    maker.put(tmp_path, files)
+    result = discover(LocalTree(tmp_path))
+    assert [(run.path, run.kind) for run in result.runs] == [("job-1", "folder"), ("job-2", "folder")]
+    assert [path for path, _ in result.left] == ["tools/README.md", "tools/src/model.py"]
+
+
 def test_what_belongs_to_no_run_is_told(tmp_path: Path) -> None:
     maker.put(tmp_path, {"job-1/train.log": train(), "job-2/train.log": train(3), "README.md": b"# the archive\n"})
     result = discover(LocalTree(tmp_path))

@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import tarfile
+import zipfile
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 
-from forensics.archive.probe import JOB_NAME, RUN_WORD, SUFFIX, FileProbe, is_host, only_role
-from forensics.archive.trees import Branch, Leaf, Tree
+from forensics.archive.probe import JOB_NAME, PLAIN_SUFFIX, RUN_WORD, SUFFIX, FileProbe, is_host, only_role
+from forensics.archive.trees import Branch, Leaf, LocalTree, Tree
+from forensics.blocks import open_plain
 from forensics.evidence import RANK_NAMES
 from forensics.unpack import ARCHIVES
 
 MAIN = frozenset({"train", "metrics", "scheduler", "nccl"})  # kinds of file that show a run by themselves
 APART = 600.0  # seconds between starts that make two logs logs of different runs
 TRACKERS = frozenset({"wandb", "mlruns", "tensorboard", "lightning_logs", "swanlog", "aim"})
+MEMBERS = 400  # members of an archive whose names are looked at
+LOG_NAME = re.compile(
+    r"\.(?:log|out|err|jsonl|csv|dmesg|txt)(?:\.(?:gz|zst|xz|bz2|\d+))*$|(?:dmesg|syslog|messages|stdout|stderr|journal)[^/]*$", re.I
+)
+PAPER = re.compile(r"(?:^|/)(?:readme|notes?|licen[cs]e|changelog|requirements|todo|authors)[^/]*$", re.I)
 SAMPLE = 12  # parts of a folder whose content is looked at
 
 
@@ -58,7 +66,7 @@ def discover(tree: Tree, glob: str | None = None) -> Discovery:
     if glob is not None:
         _globbed(root, re.compile(fnmatch_translate(glob)), out)
     else:
-        _emit(_judge(tree, root), out)
+        _emit(tree, _judge(tree, root), out)
     out.runs.sort(key=lambda run: run.path)
     out.left = sorted(set(out.left))
     return out
@@ -91,6 +99,9 @@ def _judge(tree: Tree, branch: Branch) -> _Part:
         return whole
     groups = _split(tree, branch, plain) if plain else []
     helpers = [leaf for leaf in archives if _is_part(_stem(leaf.name))]
+    if len(groups) == 1:
+        # Beside a run's own logs an archive of code is no run.
+        helpers += [leaf for leaf in archives if leaf not in helpers and not _holds_logs(tree, branch.below(leaf.name))]
     holders = [leaf for leaf in archives if leaf not in helpers]
     joined = [part for part in parts if not part.many and _is_part(part.path.rpartition("/")[2], part)]
     alone = [part for part in parts if part not in joined]
@@ -111,7 +122,8 @@ def _judge(tree: Tree, branch: Branch) -> _Part:
     for leaf in [*holders, *helpers]:
         whole.runs.append(Found("archive", branch.below(leaf.name), [(branch.below(leaf.name), leaf.stamp)], leaf.size))
     for part in alone:
-        whole.runs += part.runs
+        if part.many or not bare(tree, part.files):
+            whole.runs += part.runs
     if joined and not _contradict(tree, joined, len(main) == 1) and len(main) <= 1:
         # The parts of one run beside other runs: their folder's name is the run's.
         kept = [file for part in joined for file in part.files] + [
@@ -264,9 +276,32 @@ def _several(groups: list[list[FileProbe]]) -> bool:
     return starts[-1] - starts[0] > APART
 
 
-def _emit(part: _Part, out: Discovery) -> None:
-    out.runs = part.runs
-    used = {path for run in part.runs for path, _ in run.files}
+def bare(tree: Tree, files: list[tuple[str, Leaf]]) -> bool:
+    """Whether files are code, settings and papers only: nothing that a run logs."""
+    if any(not path.lower().endswith(PLAIN_SUFFIX) and not PAPER.search(path) for path, _ in files):
+        return False
+    return all(FileProbe(tree, path).kind in ("other", "environment") for path, _ in files[:SAMPLE])
+
+
+def _holds_logs(tree: Tree, path: str) -> bool:
+    """Whether an archive's first members look like logs by name; true where it cannot be told."""
+    if not isinstance(tree, LocalTree):
+        return True
+    try:
+        with tree.real(path).open("rb") as file:
+            if file.read(2) == b"PK":
+                names = zipfile.ZipFile(tree.real(path)).namelist()[:MEMBERS]
+            else:
+                with open_plain(tree.real(path)) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+                    names = [member.name for member in islice(tar, MEMBERS) if member.isreg()]
+    except Exception:  # damaged: its analysis says so
+        return True
+    return any(LOG_NAME.search(name) for name in names)
+
+
+def _emit(tree: Tree, part: _Part, out: Discovery) -> None:
+    out.runs = [] if not part.many and len(part.runs) == 1 and part.runs[0].kind == "folder" and bare(tree, part.files) else part.runs
+    used = {path for run in out.runs for path, _ in run.files}
     out.left += [(path, "belongs to none of the runs found beside it") for path, _ in part.files if path not in used]
 
 

@@ -45,7 +45,23 @@ TRAINING = re.compile(
     r"trainer|vllm|ray::|rank ?\d|world_size|checkpoint|NCCL|tokenizer|\[rank\d+\]|\[TRAIN\]|\[DATA\]|\[MODEL\])",
     re.I,
 )
-PLAIN_SUFFIX = (".md", ".rst", ".py", ".sh", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".html", ".json", ".lock", ".sbatch", ".slurm")
+PLAIN_SUFFIX = (
+    ".md",
+    ".rst",
+    ".py",
+    ".sh",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".cfg",
+    ".ini",
+    ".html",
+    ".json",
+    ".ipynb",
+    ".lock",
+    ".sbatch",
+    ".slurm",
+)
 
 
 class FileProbe:

@@ -126,6 +126,9 @@ def _archive(place: Path, task: dict[str, Any], answer: dict[str, Any], scratch:
         raise OutputFault(f"{scratch}: {os.strerror(errno.ENOSPC)}")
     found = discover(LocalTree(folder), task.get("glob"))
     path = task["path"]
+    if not found.runs and not notes and found.left:
+        answer["left"].append([path, "left", "holds no log of a run"])
+        return
     if not found.runs:
         why = "; ".join(notes[:3]) or "; ".join(f"{name}: {reason}" for name, reason in found.left[:3]) or "no log in it"
         raise Unusable(f"{path}: nothing to read ({why})")
