@@ -95,7 +95,11 @@ class Bounded(io.BufferedIOBase):
         return data
 
     def read1(self, size: int = -1) -> bytes:
-        return self.read(size)
+        data = self.below.read1(size if size >= 0 else 1 << 20)
+        self.left -= len(data)
+        if self.left < 0:
+            raise Refused("unpacks to far more than a log does; the rest was not read")
+        return data
 
     def close(self) -> None:
         self.below.close()
@@ -118,6 +122,25 @@ def encoding(head: bytes) -> str:
     return ""
 
 
+def fill(stream: io.BufferedIOBase, size: int) -> tuple[bytes, str]:
+    """Up to `size` bytes, and what went wrong if something did: the bytes before an error are not lost, as they are in one large `read`."""
+    read = getattr(stream, "read1", stream.read)
+    parts: list[bytes] = []
+    left = size
+    trouble = ""
+    try:
+        while left > 0 and (data := read(left)):
+            parts.append(data)
+            left -= len(data)
+    except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
+        trouble = str(error)
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("zlib", "zstandard", "_lzma", "_bz2"):
+            raise
+        trouble = f"damaged compressed data ({error})"
+    return b"".join(parts), trouble
+
+
 def blocks(
     stream: io.BufferedIOBase, size: int = BLOCK, on_error: Callable[[str], None] | None = None, count: bool = True
 ) -> Iterator[Block]:
@@ -125,21 +148,14 @@ def blocks(
 
     With `count` off `first_line` and `lines` are left at 0 for the reader to fill: counting is a pass of its own.
     """
-    rest, line, first = b"", 1, True
+    rest, line, first, ended = b"", 1, True, False
     decoder: codecs.IncrementalDecoder | None = None
     while True:
-        try:
-            data = stream.read(size)
-        except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
+        data, trouble = (b"", "") if ended else fill(stream, size)
+        if trouble:
+            ended = True
             if on_error:
-                on_error(f"reading stopped early: {error}")
-            data = b""
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] not in ("zlib", "zstandard", "_lzma", "_bz2"):
-                raise
-            if on_error:
-                on_error(f"reading stopped early: damaged compressed data ({error})")
-            data = b""
+                on_error(f"reading stopped early: {trouble}")
         if first:
             first = False
             name = encoding(data)
