@@ -79,8 +79,28 @@ def set_aside(run: Run, findings: list[Finding]) -> None:
             and not failed_exit(run)
         ):
             exclude(finding, "survived")
+        elif (
+            passing
+            and finding.role != "stop"
+            and ended_well
+            and last_word(run, ended_well)
+            and not failed_exit(run)
+            and host_only(run, finding)
+        ):
+            exclude(finding, "survived")  # what the host met cannot have ended a run that reached its end, whatever the clocks say
         elif (finding.role == "stop" or finding.cause in ENDED_BY_OTHERS) and any(after(first, d.evidence[0]) for d in done):
             exclude(finding, "after_end")
+
+
+def host_only(run: Run, finding: Finding) -> bool:
+    """Whether a finding rests on host logs alone."""
+    return all(e.file in run.files and "train" not in run.files[e.file].kinds for e in finding.evidence)
+
+
+def last_word(run: Run, ends: list[Evidence]) -> bool:
+    """Whether the end of training is the last that the run's own logs say: no exception or time-out stands after it."""
+    bad = [e for e in run.kind("traceback", "exception", "watchdog_timeout", "gpu_oom") if not e.fields.get("caught")]
+    return not any(after(Evidence(e.source, e.line, "", e.time), end) for e in bad for end in ends)
 
 
 def exclude(finding: Finding, why: str) -> None:

@@ -19,13 +19,14 @@ from forensics.run import Run
 from forensics.scan import Matcher, Scan
 from forensics.tables import metric_frame, sample_frame
 from parsers.anchors import edges
-from parsers.base import FileParser, Rows, Source
+from parsers.base import Event, FileParser, Rows, Source
 from parsers.prefixes import survey
 from rules.base import Signature
 
 if TYPE_CHECKING:
     from forensics.clock import Clocks
 
+FAR = 30.0  # seconds between the stamps above and below an unstamped line from which it matters which is nearer
 SAMPLE = 40  # lines by which the kinds of a file are told
 SMALL = 4 << 20  # below this a file is searched on the spot: a thread hand-over costs more than it saves
 Progress = Callable[[str, int, int], None]  # (path, bytes done, bytes in all)
@@ -169,13 +170,35 @@ def assemble(run: Run, rows: dict[str, Rows], clocks: Clocks) -> None:
     join.settings(run)
 
 
-def fill_times(events: list) -> None:
+def nearest_stamp(group: list[Event]) -> None:
+    """Give an unstamped error the stamp below it where that is nearer than the one above and much later.
+
+    A file of standard error may hold one stamp at its head and the next where the launcher tears the job down.
+    """
+    below: Event | None = None
+    for event in reversed(group):
+        if event.stamp is not None and not event.inherited:
+            below = event
+        elif (
+            event.inherited
+            and below is not None
+            and below.time is not None
+            and event.time is not None
+            and event.severity in ("error", "fatal")
+        ):
+            up, down = event.line - event.stamp_line, below.line - (event.end_line or event.line)
+            if event.stamp_line and down <= up and below.time > event.time + FAR:
+                event.time = below.time
+
+
+def fill_times(events: list[Event]) -> None:
     """Events of a file before its first stamp take that stamp's time: they cannot be later."""
     by_file = defaultdict(list)
     for event in events:
         by_file[event.source].append(event)
     for group in by_file.values():
         group.sort(key=lambda e: e.line)
+        nearest_stamp(group)
         first = next((e.time for e in group if e.time is not None), None)
         if first is not None:
             for event in group:

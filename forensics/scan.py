@@ -179,6 +179,7 @@ class Scan:
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
     carry: Stamp | None = None
     carry_line: int = 0
+    stamp_line: int = 0  # where `carry` stands
     tried: int = 0
     stamped: int = 0
     before: bytes = b""
@@ -357,6 +358,7 @@ class Scan:
             severity="error" if signature.role in ("root", "consequence") else "info",
             stamp=line.stamp,
             inherited=line.inherited,
+            stamp_line=line.stamp_line,
             rank=_integer(groups.get("rank")) if "rank" in groups else line.rank,
             host=groups.get("host") or line.host,
             pid=_integer(groups.get("pid")) if "pid" in groups else line.pid,
@@ -385,10 +387,12 @@ class _Reader:
         line.stamp = self.scan.find(full)
         if line.stamp is None:
             line.stamp, line.inherited = self.inherit(begin, number), True
+            line.stamp_line = self.scan.stamp_line
             if line.stamp is None:
                 line.inherited = False
         else:
             self.scan.carry, self.scan.carry_line = line.stamp, number
+            self.scan.stamp_line = number
             self.scan.stamped += 1
         self.scan.tried += 1
         return line
@@ -409,6 +413,7 @@ class _Reader:
                 stamp = scan.find(clean(piece))
                 if stamp is not None:
                     scan.carry, scan.carry_line = stamp, line
+                    scan.stamp_line = line
                     scan.stamped += 1
                     return stamp
             end, line, limit = begin - 1, line - 1, limit - 1
@@ -463,6 +468,7 @@ class _Reader:
     def _neighbour(self, piece: bytes, number: int, of: Line) -> Line:
         line = self._prefixed(clean(piece), number)
         line.stamp, line.inherited = of.stamp, True
+        line.stamp_line = of.stamp_line or of.number
         return line
 
 

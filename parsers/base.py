@@ -57,6 +57,7 @@ class Line:
     actor: str | None = None
     stamp: Stamp | None = None
     inherited: bool = False
+    stamp_line: int = 0  # line of an inherited stamp
 
 
 @dataclass(slots=True)
@@ -78,6 +79,7 @@ class Event:
     gpu: str | None = None  # index or PCI bus id as the log says it
     fields: dict[str, Any] = field(default_factory=dict)
     end_line: int | None = None
+    stamp_line: int = 0  # line of an inherited stamp
 
 
 @dataclass(slots=True)
@@ -122,6 +124,7 @@ class Rows:
             "text": line.text[:2000],
             "stamp": line.stamp,
             "inherited": line.inherited,
+            "stamp_line": line.stamp_line,
             "rank": line.rank,
             "host": line.host,
             "pid": line.pid,
@@ -143,7 +146,17 @@ class Rows:
             return
         self.names[name] += 1
         self.metrics.append(
-            Metric(name, value, self.source, line.number, step, rank if rank is not None else line.rank, line.stamp, line.inherited, raw or name)
+            Metric(
+                name,
+                value,
+                self.source,
+                line.number,
+                step,
+                rank if rank is not None else line.rank,
+                line.stamp,
+                line.inherited,
+                raw or name,
+            )
         )
 
     def fact(self, line: Line | int, key: str, value: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import regex
 
+from forensics.stamps import find_stamp
 from parsers.base import Context, Line, LineParser, Rows
 from parsers.exit_codes import exit_event
 
@@ -110,6 +111,16 @@ def _pod_node(line: Line, context: Context) -> dict[str, Any]:
     return {"node": found["node"] or found["node2"]} if found else {}
 
 
+def _finished(line: Line, context: Context) -> None:
+    """A described container tells when it ended a few lines below; the stamp above is that of its start or of another part."""
+    for near in context.following(6):
+        if "Finished:" in near.text or "finishedAt" in near.text:
+            stamp = find_stamp(near.text)
+            if stamp is not None:
+                line.stamp, line.inherited = stamp, False
+            return
+
+
 def _claim(found: regex.Match) -> str:
     """What submitit says.  It cannot tell the two apart: an early signal is "preempted" to it, a late one "timed out"."""
     if found["what"] == "timed out" or found["claim"] == "timed-out":
@@ -145,6 +156,7 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
             (found["by"] or found["caught"] or found["caught2"] or found["why"] or "").strip() or None,
         )
     elif K8S_OOM.search(text):
+        _finished(line, context)
         _add(line, rows, "k8s", "oom", "node" if "System OOM" in text else "container", **_pod_node(line, context))
     elif (found := EVICTED.search(text)) is not None:
         resource = found["res"] or (
