@@ -42,8 +42,11 @@ def compression(head: bytes) -> str:
 
 def is_compressed(path: Path) -> bool:
     """Whether the file's first bytes are those of a compression that is read here."""
-    with path.open("rb") as raw:
-        return bool(compression(raw.read(8)))
+    try:
+        with path.open("rb") as raw:
+            return bool(compression(raw.read(8)))
+    except OSError:
+        return False
 
 
 def open_plain(path: Path, limit_ratio: int = MAX_RATIO) -> io.BufferedIOBase:
