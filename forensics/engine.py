@@ -20,6 +20,7 @@ from rules.base import Evidence, Finding, Signature
 # What ends a run from outside: after the run has reached its end it ended nothing.
 ENDED_BY_OTHERS = frozenset({"infra/time-limit", "infra/preempted"})
 EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit|Timeout|Warning)\b(?::|$)")
+LIKELY_END = 0.6  # the same where nothing bad is said after it
 SURE_END = 0.8  # weight from which a line proves that the run reached its end
 RECURS = 2  # attempts that end in the same way
 SHOWN = 5  # places quoted per finding
@@ -64,6 +65,7 @@ def set_aside(run: Run, findings: list[Finding]) -> None:
     """Mark what was survived, what ended a run that had already reached its end, and trackers' own troubles as excluded."""
     done = [f for f in findings if f.outcome == "found" and f.role == "done" and f.evidence]
     ended_well = [f.evidence[-1] for f in done if f.weight >= SURE_END]
+    ended = [f.evidence[-1] for f in done if f.weight >= LIKELY_END]
     for finding in findings:
         if finding.outcome != "found" or not finding.evidence or finding.role not in ("root", "consequence", "stop"):
             continue
@@ -82,8 +84,8 @@ def set_aside(run: Run, findings: list[Finding]) -> None:
         elif (
             passing
             and finding.role != "stop"
-            and ended_well
-            and last_word(run, ended_well)
+            and ended
+            and last_word(run, ended)
             and not failed_exit(run)
             and host_only(run, finding)
         ):
