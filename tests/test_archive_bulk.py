@@ -43,7 +43,7 @@ def table(out: Path) -> pl.DataFrame:
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[maker.Made]]:
     root = tmp_path_factory.mktemp("archive")
-    return root, maker.make(root, 20, 3_000)
+    return root, maker.make(root, 16, 2_500)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_a_worker_killed_from_outside_costs_its_own_run_only(tmp_path: Path) -> 
 
 
 def test_a_pool_that_cannot_start_says_so() -> None:
-    with Pool(1, work="archive_faults:nowhere") as pool:
+    with Pool(1, work="archive_missing:handle") as pool:
         pool.submit({"path": "x"})
         with pytest.raises(BrokenPool):
             list(iter(pool.collect, None))
@@ -199,14 +199,14 @@ def test_interrupt_keeps_what_is_done_and_resume_does_the_rest(
     assert b"interrupted" in errors
     assert b"Traceback" not in errors
     rows = table(out)
-    assert 3 <= rows.height < 20
+    assert 3 <= rows.height < 16
     pending = [line["path"] for line in skipped(out) if line["kind"] == "pending"]
     assert pending
     assert not any(path.startswith(waiting) for path in rows["path"] for waiting in pending if ".tar" not in waiting)
     process = command(root, "--out", out, "--resume")
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0
-    assert b"20 runs" in said
+    assert b"16 runs" in said
     assert table(out).equals(table(done[0]))
     assert skipped(out) == []
 

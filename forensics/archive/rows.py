@@ -158,6 +158,8 @@ def _folder(run: Run, kind: str) -> str | None:
         match = re.search(r"(/?(?:[\w.+=-]+/)+)(?:[\w.+=-]*\d+/?)?", event.text)
         if match:
             folder = re.sub(r"/(?:checkpoint|global_?step|step|iter|epoch)[-_=]?\d*/.*$|/+$", "", match[1])
+            if folder.strip("/.").count("/") < 2:  # `output/`, `./checkpoints/`: every job's
+                return None
             return hashlib.blake2b(folder.encode("utf-8", "replace"), digest_size=4).hexdigest()
     return None
 
