@@ -113,8 +113,8 @@ class Matcher:
         if flooding not in self.reduced:
             kept = [number for number in range(len(self.literals)) if number not in flooding]
             patterns = [self.literals[number] for number in kept]
-            if len(self.reduced) > 8:
-                self.reduced.clear()
+            while len(self.reduced) > 1:  # 40 MB each; threads still at work keep theirs alive
+                self.reduced.pop(next(iter(self.reduced)), None)
             self.reduced[flooding] = (ahocorasick_rs.BytesAhoCorasick(patterns, implementation=ahocorasick_rs.Implementation.DFA), kept)
         return self.reduced[flooding]
 
