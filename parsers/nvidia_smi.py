@@ -76,7 +76,7 @@ NUMBERS = frozenset(
     "memory_used memory_total utilization temperature memory_temperature power power_limit sm_clock ecc_uncorrected ecc_corrected "
     "pcie_gen pcie_width".split()
 )
-UNITS = re.compile(r"\s*(?:\[[^\]]*\]|\((?:MiB|W|%|C|MHz)\))\s*$")
+UNITS = re.compile(r"\s{0,8}(?:\[[^\[\]]{0,60}\]|\((?:MiB|W|%|C|MHz)\))\s{0,8}$")
 FAILURE = re.compile(r"\[?(?:GPU is lost|Unknown Error|GPU requires reset|Timeout|Function Not Found)\]?|\bERR!", re.I)
 FAILED_LINE = re.compile(
     r"Unable to determine the device handle|Failed to initialize NVML|NVIDIA-SMI has failed|No devices were found|GPU is lost|couldn't communicate"

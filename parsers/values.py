@@ -76,6 +76,8 @@ def number(text: str) -> float | None:
 def quoted_pairs(text: str) -> Iterator[tuple[str, float]]:
     """(key, number) of each numeric item of a printed dict; items with other values are passed over."""
     for match in islice(_QUOTED.finditer(text), MAX_PAIRS):
+        if len(match[2]) > 80:  # no reading is printed so; `float` would make infinity of it
+            continue
         try:
             yield match[1], float(match[2])
         except ValueError:
