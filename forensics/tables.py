@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from forensics.run import FileInfo
 
 
+MANY_SAMPLES = 120_000  # rows of one file that are kept whole
+LAST_ROWS = 30_000  # at its end: an hour of eight GPUs at one sample a second
+HARD_LIMITS = 0x20 | 0x40 | 0x80  # software and hardware thermal, power brake (NVML clocks event reasons)
+
+
 def metric_frame(rows: dict[str, Rows], clocks: Clocks) -> pl.DataFrame:
     """All metric readings, in order of file and line."""
     found = [metric for one in rows.values() for metric in one.metrics]
@@ -59,5 +64,30 @@ def sample_frame(rows: dict[str, Rows], clocks: Clocks, files: dict[str, FileInf
             frame = frame.with_columns(
                 pl.lit(path).alias("source"), pl.col("host").fill_null(pl.lit(files[path].host, dtype=pl.String)).alias("host")
             )
-            frames.append(frame.select([pl.col(name).cast(kind, strict=False) for name, kind in SAMPLES.items()]))
+            frames.append(
+                thinned(frame.select([pl.col(name).cast(kind, strict=False) for name, kind in SAMPLES.items()]), one, files[path].notes)
+            )
     return pl.concat(frames) if frames else pl.DataFrame(schema=SAMPLES)
+
+
+def thinned(frame: pl.DataFrame, rows: Rows, notes: list[str]) -> pl.DataFrame:
+    """Of a file with very many samples every n-th tick, and all that is odd or near the file's end.
+
+    A tick is one row of each GPU.  Odd: an error word, a thermal or brake bit, counted memory errors, the highest memory use.
+    """
+    total = sum(part.height for part in rows.samples)
+    if total <= MANY_SAMPLES:
+        return frame
+    stride = -(-total // MANY_SAMPLES)
+    ticks = (pl.col("line") // max(1, frame["gpu"].n_unique())) % stride == 0
+    last = max((int(part["line"][-1]) for part in rows.samples if part.height), default=0)
+    odd = (
+        pl.col("status").is_not_null()
+        | ((pl.col("throttle").fill_null(0) & HARD_LIMITS) != 0)
+        | (pl.col("ecc_uncorrected").fill_null(0) > 0)
+        | (pl.col("memory_used") >= pl.col("memory_used").max())
+    )
+    remark = f"one in {stride} of its samples was kept before its last part"
+    if remark not in notes:
+        notes.append(remark)
+    return frame.filter(ticks | odd | (pl.col("line") > last - LAST_ROWS))
