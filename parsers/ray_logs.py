@@ -28,7 +28,7 @@ USED = regex.compile(
     r"was (?P<used>[\d.]{1,12}) ?GB / (?P<total>[\d.]{1,12}) ?GB \((?P<share>[\d.]{1,12})\), which exceeds the memory usage threshold of (?P<limit>[\d.]{1,8})"
 )
 NODE = regex.compile(
-    r"(?:The node with node id|Node|node) .{0,300}?(?:has been marked dead|missed too many heartbeats|marked as dead|is dead)"
+    r"(?:The node with node id|Node|node) .{0,200}?(?:has been marked dead|missed too many heartbeats|marked as dead|is dead)"
 )
 # The dead node's own address (`and address: 10.0.0.7 and node name: …`; older versions `and ip: …`).
 ADDRESS = regex.compile(r"\b(?:address|ip|IP): (?P<ip>[0-9A-Za-z][\w.:-]{1,80}?)(?=[\s,)]|$)")
