@@ -118,11 +118,10 @@ def _file_recognises(head: Head) -> float:
 
 def _file_parse(source: Source, rows: Rows) -> None:
     name = source.path.rsplit("/", 1)[-1].removesuffix(".txt")
-    known = next(
-        k
-        for k in ("memory.max", "memory.limit_in_bytes", "memory.current", "memory.peak", "cpu.max", "cpu.cfs_quota_us", "pids.max")
-        if name.endswith(k)
-    )
+    kinds = ("memory.max", "memory.limit_in_bytes", "memory.current", "memory.peak", "cpu.max", "cpu.cfs_quota_us", "pids.max")
+    known = next((k for k in kinds if name.endswith(k)), None)
+    if known is None:
+        raise ValueError("not a control file that is read")
     _cgroup_fact(rows, 1, known, source.text()[:60], Context(lambda _: iter(()), lambda _: iter(())))
 
 

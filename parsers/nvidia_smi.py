@@ -272,6 +272,8 @@ def _rows(lines: list[str], first_line: int, names: list[str], rows: Rows, seen:
             columns[name] = cell.str.strip_prefix("0x").str.to_integer(base=16, strict=False).cast(pl.Int64, strict=False)
         else:
             columns[name] = cell
+    if not columns:
+        raise ValueError("no column is known")
     table = parts.select(**columns).with_columns(good["line"])
     active = [name for name in columns if name.startswith("reason:")]
     if active and "throttle" not in columns:

@@ -28,7 +28,7 @@ def test_an_input_found_by_fuzzing_is_read(path: Path) -> None:
 def test_every_target_takes_its_seeds_and_their_damaged_copies(name: str) -> None:
     function = targets.target(name)
     for number, seed in enumerate(targets.seeds(name)):
-        if number > (2 if name == "analyze" else 40):
+        if number > {"analyze": 0, "stamps": 8}.get(name, 25):
             break
         function(seed)
         function(seed[: len(seed) // 2] + b"\x00\xff" + seed[len(seed) // 2 :][::-1])

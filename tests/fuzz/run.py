@@ -30,7 +30,7 @@ def child(name: str, seconds: float, corpus: str, artifacts: str) -> None:
         import targets
 
         function = targets.target(name)
-    arguments = [sys.argv[0], f"-max_total_time={max(1, round(seconds))}", "-timeout=5", "-max_len=4096", "-print_final_stats=1"]
+    arguments = [sys.argv[0], f"-max_total_time={max(1, round(seconds))}", f"-timeout={60 if name == 'analyze' else 5}", "-max_len=4096", "-print_final_stats=1"]
     atheris.Setup([*arguments, f"-artifact_prefix={artifacts}/", corpus], function)
     atheris.Fuzz()
 
