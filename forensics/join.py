@@ -127,7 +127,7 @@ def _note_rank(run: Run, event: Event) -> None:
         info = run.ranks[event.rank] = RankInfo(event.rank)
     if event.host and info.host is None:
         info.host = event.host
-    if event.pid is not None and event.kind in ("exit", "nccl_comm", "nccl_process") and len(info.pids) < 8:
+    if event.pid is not None and event.kind in ("exit", "nccl_comm", "nccl_process", "process", "spawned") and len(info.pids) < 8:
         info.pids.add(event.pid)
     if event.time is not None and not event.inherited and (info.last_time is None or event.time > info.last_time):
         info.last_time = event.time

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from forensics.join import rank_of_gpu
+from forensics.culprit import complete, culprit, infer, neighbour_host
 from forensics.knowledge import LAYERS, Knowledge
 from forensics.run import Run
 from rules.base import Evidence, Finding
+
+__all__ = ["Candidate", "Verdict", "confidence", "decide", "neighbour_host"]
 
 FLOOR = 0.22  # below this score nothing is named
 SLACK = 3.0  # seconds by which stamps of one clock may disagree with the order of events
@@ -102,11 +104,14 @@ def decide(run: Run, findings: list[Finding], knowledge: Knowledge) -> Verdict:
     lead = top.lead
     verdict.first = lead.evidence[0] if lead.evidence else None
     culprit(verdict, top, run)
+    complete(verdict, run)
     verdict.consequences = [c for c in candidates if c is not top and top.cause in c.explained_by]
     if verdict.rank is None and verdict.gpu is None and not verdict.ranks:  # a bridge or link has no rank; what it took down has
         for near in verdict.consequences:
             if near.layer == top.layer:
                 culprit(verdict, near, run)
+                complete(verdict, run)
+    infer(verdict, run)
     verdict.uncertain_order = unsure(top, verdict.consequences, run)
     verdict.symptoms = [f for f in findings if f.outcome == "found" and f.role == "symptom"]
     verdict.alternatives = [c for c in ranked if c is not top and c not in verdict.consequences][:4]
@@ -233,43 +238,6 @@ def first_lines(candidate: Candidate) -> dict[str, int]:
         for evidence in finding.evidence:
             lines[evidence.file] = min(evidence.line, lines.get(evidence.file, evidence.line))
     return lines
-
-
-def culprit(verdict: Verdict, top: Candidate, run: Run) -> None:
-    """Rank, host, GPU and process of the root, completed from one another."""
-    for finding in sorted(top.findings, key=lambda f: -f.weight):
-        if verdict.rank is None and finding.rank is not None and verdict.host in (None, finding.host):
-            verdict.rank, verdict.host = finding.rank, finding.host or verdict.host
-        elif verdict.rank is None or finding.rank in (None, verdict.rank):
-            verdict.host = verdict.host or finding.host  # another rank's finding says nothing of this one's host
-        verdict.gpu = verdict.gpu or finding.gpu
-        verdict.pid = verdict.pid if verdict.pid is not None else finding.pid
-        verdict.ranks = verdict.ranks or finding.ranks
-    if verdict.rank is None and len(verdict.ranks) == 1:
-        verdict.rank = verdict.ranks[0]
-    if verdict.rank is None and verdict.gpu:
-        verdict.rank = rank_of_gpu(run, verdict.host, verdict.gpu)
-    if verdict.rank is not None and verdict.rank in run.ranks:
-        info = run.ranks[verdict.rank]
-        verdict.host = info.host or verdict.host or neighbour_host(run, verdict.rank)
-        verdict.gpu = verdict.gpu or info.gpu
-
-
-def neighbour_host(run: Run, rank: int) -> str | None:
-    """The host of a silent rank, from the hosts of the ranks around it: ranks fill nodes in order."""
-    by_host: dict[str, list[int]] = {}
-    for info in run.ranks.values():
-        if info.host:
-            by_host.setdefault(info.host, []).append(info.rank)
-    inside = [host for host, ranks in by_host.items() if min(ranks) <= rank <= max(ranks)]
-    if len(inside) == 1:
-        return inside[0]
-    size = max((max(ranks) - min(ranks) + 1 for ranks in by_host.values()), default=0)
-    if size < 2:
-        return None
-    size = next((n for n in (2, 4, 8, 16) if n >= size), size)
-    near = [host for host, ranks in by_host.items() if any(r // size == rank // size for r in ranks)]
-    return near[0] if len(near) == 1 else None
 
 
 def no_failure(run: Run, ranked: list[Candidate], stops: list[Finding], done: list[Finding], findings: list[Finding]) -> Verdict:

@@ -46,19 +46,20 @@ SLACK = 30.0  # seconds between the last line about the work and the others' ent
 #: operations and sizes of small control collectives: barriers, flags, objects, metric reductions
 SMALL = 1024
 COVERS = ("L4.4", "S6")
+WAITS = ("hccl-stream-timeout",)  # waiting ranks that only a signature recognises
 
 
 def judge(run: Run) -> Iterable[Finding]:
     """At most one finding on busy ranks and one on data that ran out."""
     groups = build(run)
-    gloo = [e for e in run.kind("gloo_timeout", "store_timeout", "hccl_wait") if is_final(run, e)]
+    gloo = [e for e in [*run.kind("gloo_timeout", "store_timeout", "hccl_wait"), *run.signature(*WAITS)] if is_final(run, e)]
     if groups:
         yield from _busy(run, groups, groups[0].first.event, _left(groups))
     elif gloo:
         first = gloo[0]
         length = first.fields.get("ms", 0) / 1000 or first.fields.get("seconds", 0)
         left = first.time - length if first.time is not None and not first.inherited and length else None
-        yield from _busy(run, [], first, left)
+        yield from _busy(run, [], first, left, {e.rank for e in gloo if e.rank is not None})
     for group in groups:
         yield from _uneven(run, group)
 
@@ -67,8 +68,10 @@ def _left(groups: list[Group]) -> float | None:
     return min((w.began for g in groups for w in g.waits.values() if w.began is not None), default=None)
 
 
-def _busy(run: Run, groups: list[Group], timeout: Event, left: float | None) -> Iterable[Finding]:
-    reporting = {r for g in groups for r in g.waits if r >= 0}
+def _busy(
+    run: Run, groups: list[Group], timeout: Event, left: float | None, waiting: frozenset[int] | set[int] = frozenset()
+) -> Iterable[Finding]:
+    reporting = {r for g in groups for r in g.waits if r >= 0} | waiting
     work = _last_work(run, timeout, left, reporting)
     if work is not None:
         what, weight = str(work.fields["what"]), 0.72
@@ -104,11 +107,17 @@ def _last_work(run: Run, timeout: Event, left: float | None, reporting: set[int]
     for event in run.kind("activity"):
         if event.rank is not None and event.rank in reporting:
             continue
+        if "phase" not in event.fields:
+            continue  # a progress bar of no work that is known here
         what = str(event.fields["what"])
-        if by_time and event.time is not None:
+        if by_time and event.time is not None and not event.inherited:
             if event.time > left + SLACK and what not in {w for _, w in open_}:  # type: ignore[operator]
                 continue  # begun after the others were already waiting
-        elif event.source != timeout.source or event.line > timeout.line:
+        elif event.source != timeout.source:
+            # another rank's own file ends with the work, however it is stamped
+            if event.rank is None or timeout.rank is None or run.files[event.source].rank != event.rank:
+                continue
+        elif event.line > timeout.line:
             continue
         if event.fields["phase"] == "end":
             # an end after the time-out shows how long it took; one before it clears the rank
@@ -116,6 +125,8 @@ def _last_work(run: Run, timeout: Event, left: float | None, reporting: set[int]
                 open_.pop((event.rank, what), None)
         else:
             open_.setdefault((event.rank, what), event)
+            if event.source != timeout.source and event.inherited:
+                open_[event.rank, what] = event  # nothing says when it began; its last line is where it stands
             if event.time is not None:
                 open_[event.rank, what] = _earlier_start(open_[event.rank, what], event, left)
     candidates = []

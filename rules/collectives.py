@@ -161,7 +161,9 @@ def _members(run: Run, group: Group, everyone: set[int]) -> set[int]:
 
 def _timeout(run: Run, group: Group, mismatched: bool, everyone: set[int], front: list[int]) -> Finding:
     first = group.first
-    ranks, how = ([], "") if mismatched else (front, "front") if front else suspects(run, group, everyone)
+    ranks, how = ([], "") if mismatched else suspects(run, group, everyone)
+    if front and how != "least":  # a rank's own count of what it enqueued tells more than silence
+        ranks, how = front, "front"
     began = [w.began for w in group.waits.values() if w.began is not None]
     left_at = min(began, default=None)
     nothing_yet = bool(group.completed) and all(n <= 0 for n in group.completed.values())
