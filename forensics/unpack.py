@@ -6,6 +6,7 @@ or size.  Nothing is executed, and permissions in the archive are ignored.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -40,14 +41,10 @@ def limits_in_force() -> Limits:
     A value that is no positive number is passed over.
     """
     limits = Limits()
-    try:
+    with contextlib.suppress(KeyError, ValueError, OverflowError):
         limits = replace(limits, total=max(1, int(float(os.environ["FORENSICS_MAX_UNPACKED_GIB"]) * (1 << 30))))
-    except (KeyError, ValueError, OverflowError):
-        pass
-    try:
+    with contextlib.suppress(KeyError, ValueError):
         limits = replace(limits, members=max(1, int(os.environ["FORENSICS_MAX_MEMBERS"])))
-    except (KeyError, ValueError):
-        pass
     return limits
 
 

@@ -19,7 +19,14 @@ except ImportError:  # pragma: no cover
     import sre_parse as parser  # type: ignore[no-redef]
 
 ENDS = ("", "\x00", "!", " ", "\n")
-_CATEGORY = {"CATEGORY_DIGIT": "7", "CATEGORY_SPACE": " ", "CATEGORY_WORD": "a", "CATEGORY_NOT_DIGIT": "a", "CATEGORY_NOT_SPACE": "a", "CATEGORY_NOT_WORD": " "}
+_CATEGORY = {
+    "CATEGORY_DIGIT": "7",
+    "CATEGORY_SPACE": " ",
+    "CATEGORY_WORD": "a",
+    "CATEGORY_NOT_DIGIT": "a",
+    "CATEGORY_NOT_SPACE": "a",
+    "CATEGORY_NOT_WORD": " ",
+}
 _TRIED = "a0 .:/-_=,()[]{}|'\"x7\tA#%+é"
 
 

@@ -10,7 +10,9 @@ import sys
 from forensics import analyze, evidence
 from forensics.analysis import reader_for
 
-SCRIPT = "import sys; from forensics import analyze; r = analyze(sys.argv[1]); sys.stdout.write(r.to_json() + r.to_markdown() + r.to_html())"
+SCRIPT = (
+    "import sys; from forensics import analyze; r = analyze(sys.argv[1]); sys.stdout.write(r.to_json() + r.to_markdown() + r.to_html())"
+)
 LINES = (
     "INFO step {n} loss {x:.3f} grad_norm {y:.2f}",
     "[rank{r}]: RuntimeError: CUDA error: an illegal memory access was encountered",
@@ -29,7 +31,9 @@ def make(folder):
             form = LINES[0] if n < 180 else pick.choice(LINES)
             lines.append(f"2026-03-01 10:{n // 60:02d}:{n % 60:02d} " + form.format(n=n, r=rank, x=2 / (n + 1), y=pick.random()))
         (folder / f"node{rank}_rank_{rank}.log").write_text("\n".join(lines) + "\n")
-    (folder / "dmesg.txt").write_text("[Sun Mar  1 10:03:01 2026] NVRM: Xid (PCI:0000:1b:00): 79, pid=12, GPU has fallen off the bus.\n" * 3)
+    (folder / "dmesg.txt").write_text(
+        "[Sun Mar  1 10:03:01 2026] NVRM: Xid (PCI:0000:1b:00): 79, pid=12, GPU has fallen off the bus.\n" * 3
+    )
     return folder
 
 
@@ -47,7 +51,9 @@ def test_threads_and_the_order_of_listing_change_nothing(tmp_path, monkeypatch):
     real = os.scandir
     for threads in (1, 5):
         monkeypatch.setattr(reader_for(()), "threads", threads)
-        monkeypatch.setattr(evidence.os, "scandir", lambda path: random.Random(threads).sample(found := list(real(path)), len(found)))
+        monkeypatch.setattr(
+            evidence.os, "scandir", lambda path, seed=threads: random.Random(seed).sample(found := list(real(path)), len(found))
+        )
         assert everything(run) == first
 
 

@@ -155,7 +155,7 @@ def test_cut_and_spoilt_streams_are_read_as_far_as_they_go(tmp_path: Path, kind:
         try:
             json.dumps(analyze(file).to_dict())
         except Unusable as error:
-            assert "nothing to read" in str(error)
+            assert "nothing to read" in str(error)  # noqa: PT017
 
 
 def test_concatenated_members_are_one_log(tmp_path: Path) -> None:

@@ -69,24 +69,38 @@ CASES = {
     "nul-inside": {"train.log": b"step 1\0\0\0 loss 2\n" * 20 + OOM.encode() + b"\n"},
     "random": {"train.log": random.Random(3).randbytes(1 << 20), "ok.log": OOM + "\n"},
     "random-after-text": {"train.log": (OOM + "\n").encode() * 50 + random.Random(4).randbytes(1 << 20)},
-    "mixed-encodings": {"train.log": "Speicher lösen größer\n".encode("latin-1") * 9 + "内存不足\n".encode("gb18030") * 9 + "内存\n".encode() * 9 + OOM.encode()},
+    "mixed-encodings": {
+        "train.log": "Speicher lösen größer\n".encode("latin-1") * 9
+        + "内存不足\n".encode("gb18030") * 9
+        + "内存\n".encode() * 9
+        + OOM.encode()
+    },
     "utf-16": {"train.log": ("\ufeffstep 1 loss 2\n" + OOM + "\n").encode("utf-16-le")},
     "identical": {"train.log": (OOM + "\n") * 60_000},
     "long-line": {"train.log": "'loss': 1.0, " * 200_000 + "\n" + OOM + "\n"},
     "carriage-returns": {"train.log": "\r 12%|##  | 5/1000 [01:12<04:07, 6.28it/s, loss=2.5]" * 8_000 + "\n" + OOM + "\n"},
-    "years": {"train.log": f"0001-01-01 00:00:00 step 1 loss 2\n9999-12-31 23:59:59 step 2 loss 2\n99999999999.5 x\n2026-02-30 25:61:61 {OOM}\n"},
+    "years": {
+        "train.log": f"0001-01-01 00:00:00 step 1 loss 2\n9999-12-31 23:59:59 step 2 loss 2\n99999999999.5 x\n2026-02-30 25:61:61 {OOM}\n"
+    },
     "nested-json": nested(100_000),
     "digits": {
         "train.log": (f"step {'9' * 10_000} loss {'1' * 10_000}\n{{'loss': {'8' * 10_000}, 'step': {'9' * 9_999}}}\n") * 20 + OOM + "\n",
         "metrics.jsonl": ('{"step": ' + "9" * 10_000 + ', "loss": ' + "1" * 10_000 + "}\n") * 20,
     },
-    "wide-csv": {"metrics.csv": ",".join(["step", *(f"c{n}" for n in range(10_000))]) + "\n" + (",".join(["1.5"] * 10_001) + "\n") * 20, "ok.log": OOM},
+    "wide-csv": {
+        "metrics.csv": ",".join(["step", *(f"c{n}" for n in range(10_000))]) + "\n" + (",".join(["1.5"] * 10_001) + "\n") * 20,
+        "ok.log": OOM,
+    },
     "yaml": {
-        "config.yaml": "a: &a [x, x]\n" + "".join(f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(20))
+        "config.yaml": "a: &a [x, x]\n"
+        + "".join(f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(20))
         + '!!python/object/apply:os.system ["touch pwned"]\nlr: 1\n',
         "ok.log": OOM,
     },
-    "names": {"metrics.jsonl": "".join(json.dumps({"step": n, **{f"x/loss_{n}_{k}": 1.0 for k in range(20)}}) + "\n" for n in range(1_500)), "ok.log": OOM},
+    "names": {
+        "metrics.jsonl": "".join(json.dumps({"step": n, **{f"x/loss_{n}_{k}": 1.0 for k in range(20)}}) + "\n" for n in range(1_500)),
+        "ok.log": OOM,
+    },
     "escapes": {"train.log": f"\x1b]0;title\x07\x1b[2J\x9b31m{OOM}\x1b[0m\x1bPq\x9c\n" * 5},
 }
 
@@ -176,7 +190,7 @@ def test_a_users_own_pattern_cannot_hang_the_analysis(tmp_path):
     pack = tmp_path / "own.toml"
     pack.write_text(
         '[[signature]]\nid = "evil"\ncause = "training/code-exception"\nrole = "root"\nweight = 0.5\nsources = ["any"]\nliteral = ["evil:"]\n'
-        "regex = '(a|a|aa)+$'\ntitle = { en = \"x\", zh = \"x\" }\nwhy = { en = \"x\", zh = \"x\" }\nsource = \"x\"\nbasis = \"memory\"\n"
+        'regex = \'(a|a|aa)+$\'\ntitle = { en = "x", zh = "x" }\nwhy = { en = "x", zh = "x" }\nsource = "x"\nbasis = "memory"\n'
     )
     run = tmp_path / "run"
     run.mkdir()

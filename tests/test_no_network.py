@@ -8,7 +8,10 @@ import pytest
 
 from forensics.cli.app import run as command
 
-LOG = "".join(f"2026-03-01 10:00:{n:02d} INFO step {n} loss 2.0\n" for n in range(60)) + "RuntimeError: NCCL error: remote process exited http://example.com/x\n"
+LOG = (
+    "".join(f"2026-03-01 10:00:{n:02d} INFO step {n} loss 2.0\n" for n in range(60))
+    + "RuntimeError: NCCL error: remote process exited http://example.com/x\n"
+)
 
 
 @pytest.fixture
@@ -55,5 +58,5 @@ def test_the_page_asks_for_nothing(tmp_path):
     page = analyze(tmp_path).to_html()
     policy = page.partition("Content-Security-Policy")[2].partition(">")[0].replace("&#39;", "'")
     assert "default-src 'none'" in policy and "http" not in policy
-    for tag in ("<script src", "<link rel=\"stylesheet\"", "<img src=\"http", "<iframe", "@import"):
+    for tag in ("<script src", '<link rel="stylesheet"', '<img src="http', "<iframe", "@import"):
         assert tag not in page

@@ -30,7 +30,13 @@ def child(name: str, seconds: float, corpus: str, artifacts: str) -> None:
         import targets
 
         function = targets.target(name)
-    arguments = [sys.argv[0], f"-max_total_time={max(1, round(seconds))}", f"-timeout={60 if name == 'analyze' else 5}", "-max_len=4096", "-print_final_stats=1"]
+    arguments = [
+        sys.argv[0],
+        f"-max_total_time={max(1, round(seconds))}",
+        f"-timeout={60 if name == 'analyze' else 5}",
+        "-max_len=4096",
+        "-print_final_stats=1",
+    ]
     atheris.Setup([*arguments, f"-artifact_prefix={artifacts}/", corpus], function)
     atheris.Fuzz()
 
@@ -45,7 +51,18 @@ def fuzz(name: str, seconds: float) -> tuple[int, list[Path], str]:
         artifacts.mkdir()
         for number, seed in enumerate(targets.seeds(name)):
             (corpus / str(number)).write_bytes(seed)
-        command = [sys.executable, __file__, "--child", name, "--seconds", str(seconds), "--corpus", str(corpus), "--artifacts", str(artifacts)]
+        command = [
+            sys.executable,
+            __file__,
+            "--child",
+            name,
+            "--seconds",
+            str(seconds),
+            "--corpus",
+            str(corpus),
+            "--artifacts",
+            str(artifacts),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds + 300)
         count = re.search(r"stat::number_of_executed_units:\s*(\d+)", done.stderr) or re.search(r"Done (\d+) runs", done.stderr)
         kept = []

@@ -6,6 +6,7 @@ way from a folder to the rendered report.  The first byte of a `line:` input cho
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tempfile
 from collections.abc import Callable, Iterator
@@ -53,7 +54,9 @@ def _line(parser: LineParser) -> Target:
         state: dict = {}
         for at, line in enumerate(made):
             if at == 0 or any(text in line.full for text in triggers):
-                context = Context(lambda n, at=at: iter(made[at + 1 : at + 1 + n]), lambda n, at=at: iter(made[max(0, at - n) : at][::-1]), state)
+                context = Context(
+                    lambda n, at=at: iter(made[at + 1 : at + 1 + n]), lambda n, at=at: iter(made[max(0, at - n) : at][::-1]), state
+                )
                 parser.parse(line, Rows("fuzz.log"), context)
 
     return run
@@ -63,10 +66,8 @@ def _file(parser: FileParser) -> Target:
     def run(data: bytes) -> None:
         head = Head("run/events.out.tfevents.json", data[: 64 << 10], data[: 64 << 10].decode("utf-8", "replace"))
         parser.recognises(head)
-        try:
+        with contextlib.suppress(ValueError, EOFError):  # allowed: the message becomes a remark in the report
             parser.parse(Source("run/rank_3.json", lambda: io.BytesIO(data)), Rows("run/rank_3.json"))
-        except (ValueError, EOFError):
-            pass  # allowed: the message becomes a remark in the report
 
     return run
 
@@ -149,14 +150,22 @@ def seeds(name: str) -> Iterator[bytes]:
         for number, trigger in enumerate(triggers[:30]):
             yield bytes([number % 256]) + trigger.encode() + b" 12"
         count = 0
-        for text in (*hits, *(line for text in texts for line in text.splitlines())):
+        for text in (*hits, *(line for sample in texts for line in sample.splitlines())):
             if count < SEEDS and any(t.encode() in text for t in triggers):
                 count += 1
                 yield b"\0" + text[:2000]
     elif kind == "file":
         yield from (text[:4000] for text in texts[:SEEDS])
-        yield from (b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.4}\n', b"step,loss\n1,2.5\n2,2.4\n", b'{"log_history": [{"loss": 1, "step": 2}]}')
-        yield from (b":W&B\x00\x00\x01", b"\x18\0\0\0\0\0\0\0aaaa\x09\0\0\0\0\0\0\xf0?\x1a\rbrain.Event:2bbbb", b"\x80\x04}\x94\x8c\x07entries\x94]\x94s.")
+        yield from (
+            b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.4}\n',
+            b"step,loss\n1,2.5\n2,2.4\n",
+            b'{"log_history": [{"loss": 1, "step": 2}]}',
+        )
+        yield from (
+            b":W&B\x00\x00\x01",
+            b"\x18\0\0\0\0\0\0\0aaaa\x09\0\0\0\0\0\0\xf0?\x1a\rbrain.Event:2bbbb",
+            b"\x80\x04}\x94\x8c\x07entries\x94]\x94s.",
+        )
     else:
         yield from hits[:SEEDS]
         yield from (text[:4000] for text in texts[:SEEDS])
