@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from forensics.reading import Progress, Reader
     from forensics.report.model import PostMortem
     from forensics.timeline import Timeline
+
+
+FIRST_LOOK = 256 << 20  # bytes of evidence from which a first verdict on the ends of the files comes before the rest is read
+TAIL = 8 << 20
 
 
 @dataclass
@@ -121,10 +126,12 @@ def analyze(
     redact: bool = True,
     hide_hosts: bool = False,
     progress: Progress | None = None,
+    on_first: Callable[[verdict.Verdict], None] | None = None,
 ) -> Report:
     """Analyse a run directory, file or archive.
 
     lang: `en` or `zh`.  tz: the zone (IANA name or +HH:MM) of stamps that do not say theirs.  rules: further signature packs.
+    on_first: called, where the evidence is large, with the verdict on the last part of each file before all of it is read.
     redact: take secrets and personal details out of every rendering; hide_hosts: host names and addresses too.  Raises `forensics.Unusable` where there is nothing to read.
     """
     if tz is not None and named_zone(tz, 0.0) is None:
@@ -133,6 +140,10 @@ def analyze(
     known = knowledge.load(packs)
     reader = reader_for(packs)
     with evidence.gather(Path(path)) as found:
+        if on_first and sum(member.info.size for member in found.members) >= FIRST_LOOK:
+            with evidence.tails(found, TAIL) as short:
+                run = reader.read(short, tz)
+                on_first(verdict.decide(run, engine.judge(run, known), known))
         run = reader.read(found, tz, progress)
         findings = engine.judge(run, known)
         result = verdict.decide(run, findings, known)

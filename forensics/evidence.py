@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from forensics.blocks import encoding, open_plain
+from forensics.blocks import encoding, is_compressed, open_plain
 from forensics.run import FileInfo
 from forensics.unpack import is_archive, limits_in_force, remove, unpack
 from parsers.base import Head
@@ -112,6 +113,33 @@ def gather(run: Path) -> Iterator[Evidence]:
     finally:
         for folder in folders:
             remove(folder)
+
+
+@contextmanager
+def tails(evidence: Evidence, size: int) -> Iterator[Evidence]:
+    """The same evidence with only the last `size` bytes of large plain files (and their first line, which may be a header).
+
+    For a first look at a big run: line numbers in it are not those of the files.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="forensics-"))
+    try:
+        short = Evidence(evidence.name, notes=list(evidence.notes))
+        for number, member in enumerate(evidence.members):
+            info = replace(member.info, notes=[])
+            if info.size <= 2 * size or is_compressed(member.real):
+                short.members.append(replace(member, info=info))
+                continue
+            target = folder / str(number)
+            with member.real.open("rb") as source, target.open("wb") as out:
+                out.write(source.readline(64 << 10))
+                source.seek(-size, os.SEEK_END)
+                source.readline(1 << 20)
+                shutil.copyfileobj(source, out)
+            info.size = target.stat().st_size
+            short.members.append(Member(member.path, target, info, member.head))
+        yield short
+    finally:
+        remove(folder)
 
 
 def _stem(name: str) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from forensics.verdict import Verdict
 
 
 def register(app: typer.Typer) -> None:
@@ -27,10 +30,16 @@ def analyze(
     markdown: Annotated[Path | None, typer.Option(help="Write a ticket-sized text here.", metavar="FILE")] = None,
     sarif: Annotated[Path | None, typer.Option(help="Write a SARIF document for CI systems here.", metavar="FILE")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit document for CI systems here.", metavar="FILE")] = None,
-    timeline: Annotated[Path | None, typer.Option(help="Write events, metrics and samples as Parquet into this folder.", metavar="DIR")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write events, metrics and samples as Parquet into this folder.", metavar="DIR")
+    ] = None,
     lang: Annotated[str, typer.Option(help="Language of the texts: en or zh.")] = "en",
-    tz: Annotated[str | None, typer.Option(help="Zone of stamps that do not name theirs, such as Europe/Berlin or +08:00.", metavar="ZONE")] = None,
-    rules: Annotated[list[Path] | None, typer.Option(help="A further signature pack (file or folder); may be repeated.", metavar="PACK")] = None,
+    tz: Annotated[
+        str | None, typer.Option(help="Zone of stamps that do not name theirs, such as Europe/Berlin or +08:00.", metavar="ZONE")
+    ] = None,
+    rules: Annotated[
+        list[Path] | None, typer.Option(help="A further signature pack (file or folder); may be repeated.", metavar="PACK")
+    ] = None,
     no_redact: Annotated[bool, typer.Option("--no-redact", help="Keep secrets and personal details in the outputs.")] = False,
     hide_hosts: Annotated[bool, typer.Option("--hide-hosts", help="Replace host names and addresses by stable pseudonyms.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with status 3 when a failure is named.")] = False,
@@ -47,7 +56,14 @@ def analyze(
 
     with progress_bar(not quiet) as progress:
         report = library(
-            run, lang=lang, tz=tz, rules=[str(pack) for pack in rules or ()], redact=not no_redact, hide_hosts=hide_hosts, progress=progress
+            run,
+            on_first=first_look if progress else None,
+            lang=lang,
+            tz=tz,
+            rules=[str(pack) for pack in rules or ()],
+            redact=not no_redact,
+            hide_hosts=hide_hosts,
+            progress=progress,
         )
     outputs = {html: report.to_html, json: report.to_json, markdown: report.to_markdown, sarif: report.to_sarif, junit: report.to_junit}
     wanted = [(path, render) for path, render in outputs.items() if path is not None]
@@ -65,6 +81,16 @@ def analyze(
         report.write_timeline(timeline)
     if check and report.verdict.layer not in ("none", "unknown"):
         raise typer.Exit(3)
+
+
+def first_look(verdict: Verdict) -> None:
+    """Say on standard error what the ends of large files suggest, while the rest is being read."""
+    from rich.console import Console
+
+    named = f"{verdict.layer}/{verdict.cause}" if verdict.cause else verdict.layer
+    Console(stderr=True, highlight=False).print(
+        f"First look at the ends of the files: {named} ({verdict.confidence:.0%}); reading the whole …", markup=False
+    )
 
 
 def put(path: Path, text: str) -> None:
