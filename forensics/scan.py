@@ -33,7 +33,9 @@ ALL = 3  # times the first figure that all files of a run together may hold befo
 SMALL = 1 << 20  # a file below this shows one line at each end of a literal that floods its run
 EDGE = 3  # lines per block, at each end, that are read of a sparse or flooding literal
 SPREAD = 16  # lines per block, evenly spread, that are read of readings past their limit
-TAIL = 16 << 20  # bytes at the end of a file in which readings are taken in full again: the crash is there
+# The crash is at the end of a file: in its last TAIL bytes readings are spread more densely, and the last ones of each block are all taken.
+TAIL = 16 << 20
+DENSE, LATEST = 400, 1_200
 KEPT = 120  # confirmed lines per signature and file that are kept, at each end
 TEXT = 32 << 10  # bytes of one segment that are looked at
 LONG = (8 << 20, 4 << 10)  # of a file's segments above the second figure: bytes looked at before only so much of each is read
@@ -97,15 +99,17 @@ class Matcher:
     def automaton(self) -> ahocorasick_rs.BytesAhoCorasick:
         return ahocorasick_rs.BytesAhoCorasick(self.literals, implementation=ahocorasick_rs.Implementation.DFA)
 
-    def search(self, data: bytes, flooding: frozenset[int] = frozenset()) -> list[Hit]:
+    def search(self, data: bytes, flooding: frozenset[int] = frozenset(), tail: bool = False) -> list[Hit]:
         """(literal, start, end) of every occurrence, overlapping ones too; of flooding literals a few at each end."""
         if not flooding:
             return self.automaton.find_matches_as_indexes(data, overlapping=True)
         automaton, kept = self._without(flooding)
         hits = [(kept[literal], start, end) for literal, start, end in automaton.find_matches_as_indexes(data, overlapping=True)]
         for literal in flooding:
-            pick = _spread if literal in self.readings else _edges
-            hits.extend(pick(data, self.literals[literal], literal))
+            if literal in self.readings:
+                hits.extend(_spread(data, self.literals[literal], literal, DENSE if tail else SPREAD, LATEST if tail else 0))
+            else:
+                hits.extend(_edges(data, self.literals[literal], literal))
         return hits
 
     def _without(self, flooding: frozenset[int]) -> tuple[ahocorasick_rs.BytesAhoCorasick, list[int]]:
@@ -208,8 +212,8 @@ class Scan:
                 waiting.append((block, partial(self.matcher.search, block.data)))
             else:
                 sent += len(block.data)
-                flooding = self.flooding - self.matcher.readings if self.size and self.size - sent < TAIL else self.flooding
-                waiting.append((block, pool.submit(self.matcher.search, block.data, flooding).result))
+                tail = bool(self.size) and self.size - sent < TAIL
+                waiting.append((block, pool.submit(self.matcher.search, block.data, self.flooding, tail).result))
             if len(waiting) == 3:
                 done, result = waiting.popleft()
                 yield done, result(), waiting[0][0]
@@ -497,11 +501,17 @@ def _edges(data: bytes, literal: bytes, number: int) -> Iterator[Hit]:
         yield number, end, end + len(literal)
 
 
-def _spread(data: bytes, literal: bytes, number: int) -> Iterator[Hit]:
-    """Occurrences of a literal spread evenly over the block."""
+def _spread(data: bytes, literal: bytes, number: int, parts: int, latest: int) -> Iterator[Hit]:
+    """Occurrences of a literal spread evenly over the block, and its `latest` last ones."""
+    end = len(data)
+    for _ in range(latest):
+        end = data.rfind(literal, 0, end)
+        if end < 0:
+            return
+        yield number, end, end + len(literal)
     last = -1
-    for part in range(SPREAD):
-        at = data.find(literal, max(last + 1, part * len(data) // SPREAD))
+    for part in range(parts):
+        at = data.find(literal, max(last + 1, part * end // parts), end)
         if at < 0:
             return
         last = at

@@ -107,6 +107,7 @@ def test_a_flood_is_bounded_and_counted(monkeypatch):
 def test_readings_are_spread_and_complete_at_the_end(monkeypatch):
     monkeypatch.setattr(module, "READINGS", (100, 100))
     monkeypatch.setattr(module, "TAIL", 2000)
+    monkeypatch.setattr(module, "LATEST", 150)
     seen = []
 
     def parse(line: Line, rows: Rows, context: Context) -> None:
