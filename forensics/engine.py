@@ -81,14 +81,7 @@ def set_aside(run: Run, findings: list[Finding]) -> None:
             and not failed_exit(run)
         ):
             exclude(finding, "survived")
-        elif (
-            passing
-            and finding.role != "stop"
-            and ended
-            and last_word(run, ended)
-            and not failed_exit(run)
-            and host_only(run, finding)
-        ):
+        elif passing and finding.role != "stop" and ended and last_word(run, ended) and not failed_exit(run) and host_only(run, finding):
             exclude(finding, "survived")  # what the host met cannot have ended a run that reached its end, whatever the clocks say
         elif (finding.role == "stop" or finding.cause in ENDED_BY_OTHERS) and any(after(first, d.evidence[0]) for d in done):
             exclude(finding, "after_end")

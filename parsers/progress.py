@@ -23,7 +23,7 @@ _DONE = re.compile(
     r"|\b(?:done|finished|completed)[:,]? (?:all )?\d{1,12} (?:training )?(?:steps|iterations|epochs)\b(?!/)"
 )
 _WORLD = re.compile(
-    r"(?i)\bworld[ _]?size\s?[:=]\s?(\d{1,7})\b|Starting with (\d{1,7}) processes|dist_world_size\s?=\s?(\d{1,7})|using world size: (\d{1,7})"
+    r"(?i)\bworld[ _]?size\s?[:=]\s?(\d{1,7})\b|Starting with (\d{1,7}) processes|dist_world_size\s?=\s?(\d{1,7})|using world size: (\d{1,7})|\brank \d{1,7} in world size (\d{1,7})\b"
 )
 _MEGATRON = re.compile(r"(?:successfully (?:saved|loaded) checkpoint|saving checkpoint at iteration)")  # read by `megatron`
 _PACE = re.compile(r"([\d.]{1,12})\s{0,3}(it/s|s/it)")

@@ -29,9 +29,9 @@ _SUFFIXED = re.compile(r"(NUM)\s?(K|M|B|T|ms|us|s|%|GiB|MiB|GB|MB|G)?(?:\([^()]{
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\Z")
 _FACTOR = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
-# A tqdm bar: `desc:  23%|## | 451/2000 [01:12<04:07,  6.28it/s`; the desc may be empty.
+# A tqdm bar: `desc:  23%|## | 451/2000 [01:12<04:07,  6.28it/s`; the desc may be empty; vLLM and SGLang write `97% Completed | 158/163 [`.
 BAR = re.compile(
-    r"(?P<desc>[^|\r\n%]{0,80}?)(?P<percent>\d{1,3})%\|[^|\r\n]{0,400}\|\s{0,4}(?P<step>\d[\d.,]{0,12})(?P<mult>[kMG]?)/(?P<total>\d[\d.,]{0,12})(?P<tmult>[kMG]?)\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})"
+    r"(?P<desc>[^|\r\n%]{0,80}?)(?P<percent>\d{1,3})%(?:\|[^|\r\n]{0,400}| Completed )\|\s{0,4}(?P<step>\d[\d.,]{0,12})(?P<mult>[kMG]?)/(?P<total>\d[\d.,]{0,12})(?P<tmult>[kMG]?)\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})"
 )
 _OPEN_BAR = re.compile(r"(?P<desc>[^|\r\n]{0,80}?)\|(?:[^|\r\n]{0,200}\|)?\s{0,2}(?P<step>\d{1,12})/\?\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})")
 _BAR_MULTIPLES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -130,7 +130,7 @@ def emit(
 
 def bars(text: str) -> Iterator[tuple[str, float, float, str]]:
     """(description, step, total, text in brackets) of each progress bar of a text; total 0 where the bar knows none (`250/?`)."""
-    if "%|" not in text:
+    if "%|" not in text and "% Completed |" not in text:
         if "/?" in text:
             for match in islice(_OPEN_BAR.finditer(text), 400):
                 yield match["desc"].strip(" :\t"), float(match["step"]), 0.0, match["rest"]

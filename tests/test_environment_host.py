@@ -107,7 +107,7 @@ def test_docker_inspect() -> None:
     (event,) = rows.events
     assert event.fields["oom_killed"] is True
     assert "OOMKilled" in data.decode().splitlines()[event.line - 1]
-    with pytest.raises(ValueError, match="Unterminated|Expecting|delimiter"):
+    with pytest.raises(ValueError, match=r"Unterminated|Expecting|delimiter"):
         parse_file(parser, "inspect.json", data[:100])
 
 
