@@ -48,7 +48,7 @@ def render_html(found: Comparison, lang: str = "en") -> str:
         style=Markup(style),
         policy=page._policy(script, style, plotly["hash"] if drawn else ""),
         plotly=plotly["packed"] if drawn else "",
-        state=base64.b64encode(gzip.compress(json.dumps(state, separators=(",", ":")).encode(), 9, mtime=0)).decode(),
+        state=base64.b64encode(gzip.compress(json.dumps(state, separators=(",", ":")).encode(), 6, mtime=0)).decode(),
     )  # fmt: skip
     return text.encode("utf-8", "replace").decode("utf-8")
 

@@ -64,7 +64,7 @@ def _render(view: View, plotly_at: str | None) -> str:
         policy=_policy(script, style, plotly["hash"] if data["lanes"] or data["marks"] else ""),
         plotly=plotly["packed"] if data["lanes"] or data["marks"] else "",
         plotly_at=plotly_at or "",
-        state=base64.b64encode(gzip.compress(json.dumps(state, separators=(",", ":")).encode(), 9, mtime=0)).decode(),
+        state=base64.b64encode(gzip.compress(json.dumps(state, separators=(",", ":")).encode(), 6, mtime=0)).decode(),
         onion=_onion(view),
         sentence=_sentence(view),
         groups=view.groups(),
@@ -103,7 +103,7 @@ def _plotly() -> dict[str, str]:
     from plotly.offline import get_plotlyjs
 
     source = get_plotlyjs().encode()
-    return {"packed": base64.b64encode(gzip.compress(source, 9, mtime=0)).decode(), "hash": _hash(source)}
+    return {"packed": base64.b64encode(gzip.compress(source, 6, mtime=0)).decode(), "hash": _hash(source)}
 
 
 def _hash(text: bytes) -> str:
