@@ -26,8 +26,8 @@ from rules.base import Signature
 
 # Lines of one file per literal that are read one by one before thinning sets in, in files below and above LARGE bytes; and
 # the same for literals of parsers that take readings from every line (metrics).
-FLOOD = (5_000, 1_000)
-READINGS = (8_000, 2_500)
+FLOOD = (5_000, 400)
+READINGS = (8_000, 1_500)
 LARGE = 64 << 20
 ALL = 3  # times the first figure that all files of a run together may hold before the same sets in
 SMALL = 1 << 20  # a file below this shows one line at each end of a literal that floods its run
@@ -35,7 +35,7 @@ EDGE = 3  # lines per block, at each end, that are read of a sparse or flooding 
 SPREAD = 16  # lines per block, evenly spread, that are read of readings past their limit
 # The crash is at the end of a file: in its last TAIL bytes readings are spread more densely, and the last ones of each block are all taken.
 TAIL = 16 << 20
-DENSE, LATEST = 400, 1_200
+DENSE, LATEST = 200, 800
 KEPT = 120  # confirmed lines per signature and file that are kept, at each end
 TEXT = 32 << 10  # bytes of one segment that are looked at
 LONG = (8 << 20, 4 << 10)  # of a file's segments above the second figure: bytes looked at before only so much of each is read
