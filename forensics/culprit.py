@@ -29,11 +29,14 @@ FEW = 16  # pids of a node's processes lie this close together
 def culprit(verdict: Verdict, top: Candidate, run: Run) -> None:
     """Fill rank, host, GPU and process of the verdict from the findings of its root, and complete them."""
     victims = waiting(run) if top.cause in WAITED_FOR else set()
+    late = None
+    if top.cause in WAITED_FOR and not any(f.rule in NAMES_MISSING and f.ranks for f in top.findings):
+        late = still_working(run, victims)
+    if late is not None:
+        verdict.rank, verdict.host = late
+        verdict.ranks = [late[0]] if late[0] is not None else []
+        return
     for finding in sorted(top.findings, key=lambda f: (blames_reporter(f, victims), -f.weight)):
-        if blames_reporter(finding, victims) and (late := still_working(run, victims)) is not None:
-            verdict.rank, verdict.host = late if verdict.rank is None and verdict.host is None else (verdict.rank, verdict.host)
-            verdict.ranks = verdict.ranks or ([verdict.rank] if verdict.rank is not None else [])
-            continue
         if verdict.rank is None and finding.rank is not None and verdict.host in (None, finding.host):
             verdict.rank, verdict.host = finding.rank, finding.host or verdict.host
         elif verdict.rank is None or finding.rank in (None, verdict.rank):
@@ -85,6 +88,22 @@ def infer(verdict: Verdict, run: Run) -> None:
         verdict.host = names.pop()
 
 
+def first_to_fail(verdict: Verdict, run: Run) -> None:
+    """Who ended first, where no cause is found: the one process that failed by itself, and the line that says so."""
+    exits = [
+        e
+        for e in run.kind("exit")
+        if e.fields.get("exitcode") not in (0, None) and not e.fields.get("by_launcher") and e.pid is not None and e.rank is not None
+    ]
+    if len({e.pid for e in exits}) != 1:
+        return
+    first = min(exits, key=lambda e: (e.source != exits[0].source, e.line))
+    verdict.first = run.evidence(first)
+    verdict.rank, verdict.pid, verdict.ranks = first.rank, first.pid, [first.rank] if first.rank is not None else []
+    verdict.host = next((e.host for e in exits if e.host), None)
+    complete(verdict, run)
+
+
 def open_(verdict: Verdict) -> bool:
     """Whether neither a rank nor a GPU is named yet."""
     return verdict.rank is None and verdict.gpu is None and not verdict.ranks
@@ -97,7 +116,7 @@ def waiting(run: Run) -> set[int]:
 
 def blames_reporter(finding: Finding, victims: set[int]) -> bool:
     """Whether the rank of a finding is only that of the line's writer, who was waiting."""
-    return bool(victims) and finding.rank in victims and set(finding.ranks) <= victims
+    return bool(victims) and finding.rule not in NAMES_MISSING and finding.rank in victims and set(finding.ranks) <= victims
 
 
 def still_working(run: Run, victims: set[int]) -> tuple[int | None, str | None] | None:
@@ -107,8 +126,14 @@ def still_working(run: Run, victims: set[int]) -> tuple[int | None, str | None] 
         step, total = event.fields.get("step"), event.fields.get("total")
         if isinstance(step, (int, float)) and isinstance(total, (int, float)) and total > 0 and (event.rank is not None or event.host):
             last[str(event.fields.get("what")), event.rank, event.host] = step / total
-    done = {what for (what, rank, _), share in last.items() if share >= 1 and rank in victims}
-    late = [(share, rank, host) for (what, rank, host), share in last.items() if share < 1 and rank not in victims and what in done]
+    reporters = {e.host for e in run.kind("watchdog_timeout", "barrier_missing", "gloo_timeout") if e.host}
+    waited = {key: share for key, share in last.items() if (key[1] in victims if key[1] is not None else key[2] in reporters)}
+    unready = {what for (what, _, _), share in waited.items() if share < 1}
+    late = [
+        (share, rank, host)
+        for (what, rank, host), share in last.items()
+        if share < 1 and (what, rank, host) not in waited and what not in unready and (rank is not None or reporters)
+    ]
     if not late:
         return None
     _, rank, host = min(late, key=lambda item: item[0])

@@ -14,6 +14,7 @@ from parsers.base import Event
 from rules.base import Evidence
 
 LOCAL_FILE = re.compile(r"attempt_\d+/(\d+)/")  # torchrun's log folders are named by local rank
+ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}|[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}")
 Fate = Literal["went-on", "restarted", "ended"]
 GOES_ON = 3  # further steps that prove that training went on
 # Metrics that only a training step prints; validation, memory and throughput lines also appear while training is stuck.
@@ -37,6 +38,8 @@ def hosts_and_ranks(run: Run) -> None:
             event.host = aliases.get(event.host) or short(event.host)
             named[event.host] += 1
     _file_hosts(run, named)
+    _pods(run, named)
+    _global_ranks(run)
     process_rank = _process_ranks(run)
     for path, info in run.files.items():
         if info.rank is None:
@@ -52,6 +55,7 @@ def hosts_and_ranks(run: Run) -> None:
         if event.rank is None and event.kind not in ("exit", "slurm", "xid", "oom_kill"):
             event.rank = info.rank
         _note_rank(run, event)
+    _name_addresses(run)
     sizes = [int(v) for v in (run.fact("world_size"), run.fact("nranks")) if _whole(v)]
     sizes += [int(e.fields["nranks"]) for e in run.kind("nccl_comm") if _whole(e.fields.get("nranks"))]
     if run.ranks:
@@ -89,6 +93,60 @@ def _file_hosts(run: Run, named: Counter[str]) -> None:
             host, count = per_file[path].most_common(1)[0]
             if count >= 0.8 * sum(per_file[path].values()):
                 info.host = host
+
+
+def _pods(run: Run, named: Counter[str]) -> None:
+    """Name a described pod rather than its node where the run's processes call their machines by the names of its sister pods."""
+    stems = {host.rstrip("0123456789") for host in named}
+    for event in run.kind("platform"):
+        pod = event.fields.get("pod")
+        if isinstance(pod, str) and (pod in named or (pod[-1:].isdigit() and pod.rstrip("0123456789") in stems)):
+            event.host = pod
+
+
+def _global_ranks(run: Run) -> None:
+    """Turn local ranks into global ones in files of one node whose launcher or NCCL lines tell which is which.
+
+    torchrun's `[default6]:` counts as a rank only where nothing else names one; beside `rank 14 (local_rank: 6)` it is rank 14.
+    """
+    seats: dict[str, dict[int, set[int]]] = {}
+    for event in run.kind("exit", "nccl_comm"):
+        local = event.fields.get("local_rank", event.fields.get("cudaDev"))
+        rank = event.fields.get("rank", event.rank)
+        told = event.kind == "nccl_comm" or "note" in event.fields or event.fields.get("first_observed")
+        if told and _whole(local) and _whole(rank):
+            seats.setdefault(event.source, {}).setdefault(int(local), set()).add(int(rank))
+    node = {
+        path: {local: next(iter(ranks)) for local, ranks in found.items()}
+        for path, found in seats.items()
+        if all(len(ranks) == 1 for ranks in found.values())
+    }
+    for event in run.events:
+        seat = node.get(event.source)
+        if seat and event.rank in seat and event.kind not in ("exit", "nccl_comm", "nccl_process") and event.rank not in seat.values():
+            event.rank = seat[event.rank]
+
+
+def _name_addresses(run: Run) -> None:
+    """Give hosts known only by address the name of the machine whose kernel speaks of the same process."""
+    at: dict[int, set[str]] = {}
+    named: dict[int, set[str]] = {}
+    for event in run.events:
+        if event.pid is not None and event.host:
+            book = at if ADDRESS.fullmatch(event.host) else named if "kernel" in run.files[event.source].kinds else None
+            if book is not None:
+                book.setdefault(event.pid, set()).add(event.host)
+    found: dict[str, set[str]] = {}
+    for pid in at.keys() & named.keys():
+        for address in at[pid]:
+            found.setdefault(address, set()).update(named[pid])
+    names = {address: next(iter(hosts)) for address, hosts in found.items() if len(hosts) == 1}
+    if not names:
+        return
+    for event in run.events:
+        event.host = names.get(event.host or "", event.host)
+    for info in run.ranks.values():
+        info.host = names.get(info.host or "", info.host)
 
 
 def _one_rank_file(path: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from forensics.culprit import complete, culprit, infer, neighbour_host
+from forensics.culprit import complete, culprit, first_to_fail, infer, neighbour_host
 from forensics.knowledge import LAYERS, Knowledge
 from forensics.run import Run
 from rules.base import Evidence, Finding
@@ -257,7 +257,9 @@ def no_failure(run: Run, ranked: list[Candidate], stops: list[Finding], done: li
     if not bad:
         # A log that merely stops without a fault was healthy in half of the labelled runs: the other half failed silently.
         return Verdict("none", "healthy", NO_FAULT, reason="no-fault")
-    return Verdict("unknown", None, 0.5, reason="undecided", alternatives=ranked[:4])
+    verdict = Verdict("unknown", None, 0.5, reason="undecided", alternatives=ranked[:4])
+    first_to_fail(verdict, run)
+    return verdict
 
 
 def confidence(features: dict[str, float]) -> float:

@@ -93,6 +93,7 @@ GUESS = regex.compile(
 )
 POD_NODE = regex.compile(r"^\s{0,8}(?:Node: {1,20}(?P<node>[a-z0-9][\w.-]{0,120})/|nodeName: (?P<node2>[a-z0-9][\w.-]{0,120}))")
 
+POD_NAME = regex.compile(r"^Name: {1,20}(?P<pod>[a-z0-9][\w.-]{0,120})\s*$")
 EVENT_NODE = regex.compile(r"\sSystemOOM\s{1,20}node/(?P<node>[\w.-]{1,80})")
 POD_ROW = regex.compile(
     r"^\S{1,200} {2,}\d{1,4}/\d{1,4} {2,}\S{3,40} {2,}.{1,80}? {2,}(?:\d{1,3}\.){3}\d{1,3} {2,}(?P<node>[a-z0-9][\w.-]{0,120})\b"
@@ -107,8 +108,10 @@ def _pod_node(line: Line, context: Context) -> dict[str, Any]:
         return {"node": event["node"]}
     if not line.text[:1].isspace():
         return {}
-    found = next((f for above in context.preceding(80) if (f := POD_NODE.match(above.text)) is not None), None)
-    return {"node": found["node"] or found["node2"]} if found else {}
+    above = [near.text for near in context.preceding(80)]
+    found = next((f for text in above if (f := POD_NODE.match(text)) is not None), None)
+    pod = next((f for text in above if (f := POD_NAME.match(text)) is not None), None)
+    return ({"node": found["node"] or found["node2"]} if found else {}) | ({"pod": pod["pod"]} if pod else {})
 
 
 def _finished(line: Line, context: Context) -> None:

@@ -256,6 +256,8 @@ def _desync(run: Run) -> Iterable[Finding]:
     if not events:
         return
     missing = sorted({r for e in events for r in e.fields["missing"]})
+    if missing == [0] and all(e.kind == "barrier_missing" for e in events):
+        missing = []  # rank 0 collects the others at a monitored barrier: it cannot be the one it waits for
     yield Finding(
         "collective-missing-named",
         cause="comms/collective-timeout",
@@ -263,7 +265,7 @@ def _desync(run: Run) -> Iterable[Finding]:
         weight=0.5,
         time=events[0].time,
         evidence=[run.evidence(e) for e in events[:4]],
-        rank=missing[0],
+        rank=missing[0] if missing else None,
         ranks=missing,
         covers=COVERS,
         facts={"ranks": missing, "seq": events[0].fields.get("seq")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -96,6 +97,33 @@ def faulty_host(events: list[Event], known: dict[str, str]) -> str | None:
     return peer if len(complaints) == 1 and (peer in known.values() or not peer.replace(".", "").isdigit()) else None
 
 
+def unreachable(run: Run, events: list[Event]) -> str | None:
+    """The host at fault in a failed connection.
+
+    Where nothing answers at the address, the host that has it; likewise where callers from several hosts fail on one, or the caller has the
+    same address itself (a bridge's: it called itself).  A machine that answers but listens on no such port was called at a stale
+    port by one host alone: that one's knowledge is at fault.
+    """
+    holders: dict[str, set[str]] = {}
+    for event in run.kind("nccl_address"):
+        if event.host and "ip" in event.fields:
+            holders.setdefault(str(event.fields["ip"]), set()).add(event.host)
+    callers: dict[str, set[str]] = {}
+    for event in events:
+        peer = re.split(r"[<\s]", str(event.fields.get("peer") or ""), maxsplit=1)[0]
+        if event.host and peer:
+            callers.setdefault(peer, set()).add(event.host)
+    if len(callers) != 1:
+        return None
+    peer, hosts = callers.popitem()
+    owners = holders.get(peer, set()) - hosts
+    body = str(events[0].fields.get("body") or "")
+    answers = any(word in body for word in ("refused", "connection abort", "reset by peer"))
+    if len(owners) == 1 and (not answers or len(hosts) > 1 or hosts & holders.get(peer, set())):
+        return owners.pop()
+    return next(iter(hosts)) if answers and len(hosts) == 1 and owners else None
+
+
 def _odd_version(events: list[Event]) -> list[int]:
     """The ranks with another NCCL version than most.
 
@@ -151,7 +179,7 @@ def judge(run: Run) -> Iterable[Finding]:
             ranks = sorted({r for e in members for r in e.fields.get("ranks", ())})
             rank = None
         elif name in ("peer-closed", "connect", "ras"):
-            host, rank = (faulty_host(members, known) if name != "connect" else None), None
+            host, rank = (faulty_host(members, known) if name != "connect" else unreachable(run, members)), None
         if name in ("ib-port", "ib-async") and not hurt:
             # A link that went down and came back; a fatal event of the card on which the log ends is another matter.
             fatal = silent_end and is_warn and any(word in str(e.fields.get("body")) for e in members for word in ("fatal", "catastrophic"))
