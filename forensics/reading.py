@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forensics.clock import Clocks
 
 FAR = 30.0  # seconds between the stamps above and below an unstamped line from which it matters which is nearer
+NO_TIME = {"en": "none of its lines carries a usable time: placed by order only", "zh": "没有任何一行带有可用时间：仅按行序排列"}
 SAMPLE = 40  # lines by which the kinds of a file are told
 SMALL = 4 << 20  # below this a file is searched on the spot: a thread hand-over costs more than it saves
 Progress = Callable[[str, int, int], None]  # (path, bytes done, bytes in all)
@@ -163,11 +164,20 @@ def assemble(run: Run, rows: dict[str, Rows], clocks: Clocks) -> None:
     run.events.sort(key=lambda e: (e.time if e.time is not None else float("inf"), order.get(e.source, 0), e.line))
     run.metrics = metric_frame(rows, clocks)
     run.samples = sample_frame(rows, clocks, run.files)
+    untimed(run)
     join.hosts_and_ranks(run)
     if join.date_from_exits(run):
         run.events.sort(key=lambda e: (e.time if e.time is not None else float("inf"), order.get(e.source, 0), e.line))
     join.progress(run)
     join.settings(run)
+
+
+def untimed(run: Run) -> None:
+    """Say of each log without a usable stamp that its lines are placed by order alone."""
+    placed = {clock.file for clock in run.clocks}
+    for path, info in run.files.items():
+        if info.used and info.lines and path not in placed and not info.stamped:
+            info.notes.append(NO_TIME)
 
 
 def nearest_stamp(group: list[Event]) -> None:

@@ -23,7 +23,7 @@ class FileInfo:
     kinds: tuple[str, ...] = ()
     host: str | None = None
     rank: int | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[Any] = field(default_factory=list)  # sentences, or pairs of them by language
     stamped: int = 0  # lines whose own time was read among those looked at
     first_time: float | None = None
     last_time: float | None = None

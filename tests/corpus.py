@@ -48,7 +48,7 @@ def analyse(folder: Path) -> dict[str, Any]:
     }
     row["features"] = result.features
     row["reason"] = result.reason
-    row["notes"] = [f"{path}: {note}" for path, info in run.files.items() for note in info.notes if "failed" in note]
+    row["notes"] = [f"{path}: {note}" for path, info in run.files.items() for note in info.notes if "failed" in str(note)]
     row["notes"] += [f"{f.rule}: {f.needs}" for f in findings if f.needs.startswith("the rule failed")]
     row["candidates"] = [
         (round(c.score, 2), round(c.weight, 2), c.cause, [f.rule for f in c.findings][:3], c.explained_by[:3])
