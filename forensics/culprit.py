@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WAITED_FOR = frozenset({"comms/collective-timeout", "comms/straggler"})  # whoever reports these was waiting for somebody else
 NAMES_MISSING = frozenset({"collective-timeout-missing", "collective-missing-named"})  # rules whose rank did not come
+BOTH_ENDS = frozenset({"nccl.connect", "nccl.peer-closed", "nccl.ras", "nccl.ib-completion"})
 IDLE, BUSY = 5.0, 90.0  # percent of utilisation: a card without work, and one that spins in a collective
 MOST_CARDS = 16  # GPUs of one host
 NO_NAMES = frozenset({"host", "hostname", "localhost", "node", "server", "worker", "unknown", "none"})
@@ -36,7 +37,7 @@ def culprit(verdict: Verdict, top: Candidate, run: Run) -> None:
         verdict.rank, verdict.host = late
         verdict.ranks = [late[0]] if late[0] is not None else []
         return
-    for finding in sorted(top.findings, key=lambda f: (blames_reporter(f, victims), -f.weight)):
+    for finding in sorted(top.findings, key=lambda f: (blames_reporter(f, victims), not names_other_end(f), -f.weight)):
         if verdict.rank is None and finding.rank is not None and verdict.host in (None, finding.host):
             verdict.rank, verdict.host = finding.rank, finding.host or verdict.host
         elif verdict.rank is None or finding.rank in (None, verdict.rank):
@@ -117,6 +118,11 @@ def waiting(run: Run) -> set[int]:
 def blames_reporter(finding: Finding, victims: set[int]) -> bool:
     """Whether the rank of a finding is only that of the line's writer, who was waiting."""
     return bool(victims) and finding.rule not in NAMES_MISSING and finding.rank in victims and set(finding.ranks) <= victims
+
+
+def names_other_end(finding: Finding) -> bool:
+    """Whether a finding weighs both ends of failed connections; that of a line's writer is only one of them."""
+    return finding.rule in BOTH_ENDS and finding.host is not None
 
 
 def still_working(run: Run, victims: set[int]) -> tuple[int | None, str | None] | None:

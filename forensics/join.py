@@ -15,6 +15,7 @@ from rules.base import Evidence
 
 LOCAL_FILE = re.compile(r"attempt_\d+/(\d+)/")  # torchrun's log folders are named by local rank
 ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}|[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}")
+NODE_FILE = re.compile(r"node|host", re.IGNORECASE)
 Fate = Literal["went-on", "restarted", "ended"]
 GOES_ON = 3  # further steps that prove that training went on
 # Metrics that only a training step prints; validation, memory and throughput lines also appear while training is stuck.
@@ -109,22 +110,45 @@ def _global_ranks(run: Run) -> None:
 
     torchrun's `[default6]:` counts as a rank only where nothing else names one; beside `rank 14 (local_rank: 6)` it is rank 14.
     """
-    seats: dict[str, dict[int, set[int]]] = {}
+    _nccl_ranks(run)
+    offsets: dict[str, list[int]] = {}
+    sure: set[str] = set()
     for event in run.kind("exit", "nccl_comm"):
         local = event.fields.get("local_rank", event.fields.get("cudaDev"))
         rank = event.fields.get("rank", event.rank)
-        told = event.kind == "nccl_comm" or "note" in event.fields or event.fields.get("first_observed")
-        if told and _whole(local) and _whole(rank):
-            seats.setdefault(event.source, {}).setdefault(int(local), set()).add(int(rank))
+        comm = event.kind == "nccl_comm"
+        if (comm or event.fields.get("first_observed")) and _whole(local) and _whole(rank):
+            offsets.setdefault(event.source, []).append(int(rank) - int(local))
+            if comm or NODE_FILE.search(event.source):
+                sure.add(event.source)
+    hosts: dict[str, set[str]] = {}
+    for event in run.events:
+        if event.host:
+            hosts.setdefault(event.source, set()).add(event.host)
     node = {
-        path: {local: next(iter(ranks)) for local, ranks in found.items()}
-        for path, found in seats.items()
-        if all(len(ranks) == 1 for ranks in found.values())
+        path: found[0]
+        for path, found in offsets.items()
+        if path in sure and found[0] > 0 and len(set(found)) == 1 and len(hosts.get(path, ())) <= 1
     }
     for event in run.events:
-        seat = node.get(event.source)
-        if seat and event.rank in seat and event.kind not in ("exit", "nccl_comm", "nccl_process") and event.rank not in seat.values():
-            event.rank = seat[event.rank]
+        offset = node.get(event.source)
+        if offset and event.rank is not None and event.rank < min(offset, 16) and event.kind not in ("exit", "nccl_comm", "nccl_process"):
+            event.rank += offset
+
+
+def _nccl_ranks(run: Run) -> None:
+    """NCCL lines name their process: of the largest communicator it says the rank, where no label goes beyond that communicator."""
+    world = max((int(e.fields["nranks"]) for e in run.kind("nccl_comm") if _whole(e.fields.get("nranks"))), default=0)
+    if world < 2 or max((e.rank for e in run.events if e.rank is not None), default=0) >= world:
+        return
+    whole = {
+        (e.host, e.pid): int(e.fields["rank"])
+        for e in run.kind("nccl_comm")
+        if e.pid is not None and e.host and e.fields.get("nranks") == world and _whole(e.fields.get("rank"))
+    }
+    for event in run.kind("nccl_comm", "nccl_process", "nccl_address", "nccl_warn", "nccl_info"):
+        if event.pid is not None:
+            event.rank = whole.get((event.host, event.pid), event.rank)
 
 
 def _name_addresses(run: Run) -> None:
