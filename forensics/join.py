@@ -16,6 +16,8 @@ from rules.base import Evidence
 LOCAL_FILE = re.compile(r"attempt_\d+/(\d+)/")  # torchrun's log folders are named by local rank
 ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}|[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}")
 NODE_FILE = re.compile(r"node|host", re.IGNORECASE)
+HOST_WORD = re.compile(r"(?:node|host|worker|gpu|cn|nid|comp|server|srv|hgx|dgx|pod|rank|[a-z]{1,2}-?\d)", re.IGNORECASE)
+RAY_REACH = 60  # lines of a remote traceback below the head that names its process
 Fate = Literal["went-on", "restarted", "ended"]
 GOES_ON = 3  # further steps that prove that training went on
 # Metrics that only a training step prints; validation, memory and throughput lines also appear while training is stuck.
@@ -40,6 +42,7 @@ def hosts_and_ranks(run: Run) -> None:
             named[event.host] += 1
     _file_hosts(run, named)
     _pods(run, named)
+    _ray_tracebacks(run)
     _global_ranks(run)
     process_rank = _process_ranks(run)
     for path, info in run.files.items():
@@ -81,6 +84,7 @@ def _file_hosts(run: Run, named: Counter[str]) -> None:
     for event in run.events:
         if event.host and event.kind not in ("slurm",):
             per_file.setdefault(event.source, Counter())[event.host] += 1
+    stems = Counter((info.host or "").rstrip("0123456789") for info in run.files.values() if info.host)
     for path, info in run.files.items():
         words = re.split(r"[/.]", path)
         told = next((host for host in named if host in words or any(host == w or w.startswith(f"{host}-") for w in words)), None)
@@ -90,6 +94,15 @@ def _file_hosts(run: Run, named: Counter[str]) -> None:
         in_folder = info.host is not None and info.host in path.split("/")[:-1]
         if info.host and not in_folder and not {"kernel", "gpu"} & set(info.kinds) and named and info.host not in named:
             info.host = None
+        elif (
+            info.host
+            and not in_folder
+            and not {"kernel", "gpu"} & set(info.kinds)
+            and not named
+            and not HOST_WORD.match(info.host)
+            and stems[info.host.rstrip("0123456789")] < 2
+        ):
+            info.host = None  # `mix2.log` alone is more likely an experiment's name
         if info.host is None and per_file.get(path) and "kernel" in info.kinds:
             host, count = per_file[path].most_common(1)[0]
             if count >= 0.8 * sum(per_file[path].values()):
@@ -103,6 +116,24 @@ def _pods(run: Run, named: Counter[str]) -> None:
         pod = event.fields.get("pod")
         if isinstance(pod, str) and (pod in named or (pod[-1:].isdigit() and pod.rstrip("0123456789") in stems)):
             event.host = pod
+
+
+def _ray_tracebacks(run: Run) -> None:
+    """An error in a driver's log below `ray::Actor.method() (pid=…, ip=…)` is that process's, the innermost of several heads."""
+    heads: dict[str, list[Event]] = {}
+    for event in run.kind("ray_frame"):
+        heads.setdefault(event.source, []).append(event)
+    for events in heads.values():
+        events.sort(key=lambda e: e.line)
+    lines = {source: [e.line for e in events] for source, events in heads.items()}
+    for event in run.events:
+        if event.source not in heads or event.pid is not None or event.rank is not None or event.kind not in ("exception", "signature"):
+            continue
+        at = bisect.bisect_left(lines[event.source], event.line) - 1
+        if at < 0 or event.line - lines[event.source][at] > RAY_REACH:
+            continue
+        head = heads[event.source][at]
+        event.pid, event.host = head.pid, event.host or head.host
 
 
 def _global_ranks(run: Run) -> None:
@@ -141,7 +172,7 @@ def _nccl_ranks(run: Run) -> None:
     world = max((int(e.fields["nranks"]) for e in run.kind("nccl_comm") if _whole(e.fields.get("nranks"))), default=0)
     if world < 2 or max((e.rank for e in run.events if e.rank is not None), default=0) >= world:
         return
-    whole = {
+    whole: dict[tuple[str | None, int | None], int] = {
         (e.host, e.pid): int(e.fields["rank"])
         for e in run.kind("nccl_comm")
         if e.pid is not None and e.host and e.fields.get("nranks") == world and _whole(e.fields.get("rank"))

@@ -2,7 +2,7 @@
 
 Frameworks print such a line once at the start (`[rank 1] actor started, pid 5275`, `Hostname node-b, pid 15276, using GPU 0`,
 `rank: 3 local_rank: 3 pid: 881`).  Event `process`: rank, host and pid as told, `local_rank` in fields where a device is named.  Kernel
-lines, whose pids come with no rank, give none.
+lines, whose pids come with no rank, give none.  Event `ray_frame`: the head `ray::Actor.method() (pid=…, ip=…)` of a remote traceback.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from parsers.base import Context, Line, LineParser, Rows
 MAX_PROCESSES = 4096
 
 _PID = re.compile(r"\b(?:pid|PID)[ =:]{1,3}(?P<pid>[1-9]\d{0,8})\b")
+_RAY = re.compile(r"\bray::[\w.<>\[\]]{1,120}\(\).{0,12}?\(pid=(?P<pid>[1-9]\d{0,8}), ip=(?P<ip>[\w.:]{2,45})")
 _RANK = re.compile(r"(?<![A-Za-z_-])(?:global[ _-]?)?rank[ =:]{0,3}(?P<rank>\d{1,6})\b(?!/\w)", re.IGNORECASE)
 _DEVICE = re.compile(
     r"\b(?:local[ _-]?rank|using (?:GPU|gpu|device|NPU)|on (?:GPU|gpu)|cuda)[ =:]{1,3}(?P<device>\d{1,3})\b", re.IGNORECASE
@@ -26,6 +27,12 @@ _OTHER = re.compile(r"kill|signal|exitcode|exit code|failed|blocked for|Xid|work
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:
     text = line.text[:400]
+    if "ray::" in text:
+        if (frame := _RAY.search(text)) is not None and line.actor is None:
+            count = context.state["frames"] = context.state.get("frames", 0) + 1
+            if count <= MAX_PROCESSES:
+                rows.event(line, "ray_frame", "debug", text="", pid=int(frame["pid"]), host=frame["ip"])
+        return
     told = _PID.search(text)
     if told is None or _OTHER.search(text):
         return
@@ -53,4 +60,4 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
     )
 
 
-PARSER = LineParser("processes", (" pid ", " pid: ", " PID: ", " PID "), _parse)
+PARSER = LineParser("processes", (" pid ", " pid: ", " PID: ", " PID ", " (pid="), _parse)

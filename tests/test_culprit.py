@@ -206,6 +206,29 @@ def test_an_address_gets_the_name_of_the_kernel_that_saw_its_process(tmp_path: P
     assert (said.cause, said.host) == ("token-id-out-of-range", "gpu07")
 
 
+def test_a_remote_traceback_is_its_innermost_process(tmp_path: Path) -> None:
+    """Ray prints the driver's wrapper first and the actor's head below it; the file's name is an experiment's, no host's."""
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File "/opt/venv/lib/python3.11/site-packages/ray/_private/worker.py", line 930, in get_objects\n'
+        "    raise value.as_instanceof_cause()\n"
+        "ray.exceptions.RayTaskError(RuntimeError): ray::Runner.run() (pid=51, ip=10.8.1.2, actor_id=ab01, repr=<main.Runner object at 0x7f79>)\n"
+        "ray.exceptions.RayTaskError(RuntimeError): ray::Policy.fit() (pid=988, ip=10.8.1.5, actor_id=ab02, repr=<x.Policy object at 0x7f92>)\n"
+        '  File "/opt/venv/lib/python3.11/site-packages/torch/cuda/__init__.py", line 319, in _lazy_init\n'
+        "    torch._C._cuda_init()\n"
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that might have "
+        "already set an error? Error 803: system has unsupported display driver / cuda driver combination\n"
+    )
+    run, said = read(tmp_path, mix2_log=log)
+    assert (said.cause, said.pid, said.host) == ("driver-mismatch", 988, "10.8.1.5")
+    assert run.files["mix2.log"].host is None
+
+
+def test_a_file_named_for_a_host_keeps_it(tmp_path: Path) -> None:
+    run, _ = read(tmp_path, node2_log="step: 1 loss: 2.0\n", alpha1_log="step: 1 loss: 2.0\n", alpha2_log="step: 1 loss: 2.0\n")
+    assert {path: info.host for path, info in run.files.items()} == {"node2.log": "node2", "alpha1.log": "alpha1", "alpha2.log": "alpha2"}
+
+
 POD = """Name:             sft-worker-3
 Namespace:        ml
 Node:             pool-7f3a/10.0.0.5
