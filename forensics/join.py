@@ -177,9 +177,17 @@ def _nccl_ranks(run: Run) -> None:
         for e in run.kind("nccl_comm")
         if e.pid is not None and e.host and e.fields.get("nranks") == world and _whole(e.fields.get("rank"))
     }
-    for event in run.kind("nccl_comm", "nccl_process", "nccl_address", "nccl_warn", "nccl_info"):
-        if event.pid is not None:
-            event.rank = whole.get((event.host, event.pid), event.rank)
+    firsts: dict[str | None, set[int]] = {}
+    for event in run.kind("nccl_comm"):
+        if event.fields.get("nranks") == world and _whole(event.fields.get("cudaDev")) and _whole(event.fields.get("rank")):
+            firsts.setdefault(event.host, set()).add(int(event.fields["rank"]) - int(event.fields["cudaDev"]))
+    for event in run.events:
+        if event.pid is None or event.host is None or event.kind == "exit":
+            continue
+        if (event.host, event.pid) in whole:
+            event.rank = whole[event.host, event.pid]
+        elif event.rank is not None and len(first := firsts.get(event.host, set())) == 1 and event.rank < min(16, *first, world):
+            event.rank += next(iter(first))  # a local rank: the node's ranks begin higher
 
 
 def _name_addresses(run: Run) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from forensics import culprit, engine, evidence, knowledge, verdict
 from forensics.analysis import reader_for
+from forensics.join import hosts_and_ranks
 from forensics.run import FileInfo, RankInfo, Run
 from forensics.timeline import SAMPLES
 from parsers.base import Event
@@ -193,6 +194,19 @@ def test_a_local_rank_is_global_beside_the_exit_table(tmp_path: Path) -> None:
     run, said = read(tmp_path, node_rank_1_log=log)
     assert (said.cause, said.rank, said.host) == ("shm-too-small", 6, "gpu-b")
     assert {e.rank for e in run.signature("worker-bus-error")} == {6}
+
+
+def test_nccl_lines_of_a_node_count_from_its_first_rank() -> None:
+    run = Run("r")
+    run.files = {"out": FileInfo("out", 1, kinds=("train", "nccl"))}
+    comm = {"nranks": 16, "cudaDev": 1, "rank": 9}
+    run.events = [
+        Event("nccl_address", "out", 1, "", host="gpu-b", pid=70, rank=0, fields={"ip": "10.0.0.2"}),
+        Event("nccl_comm", "out", 2, "", host="gpu-b", pid=71, rank=1, fields=comm),
+        Event("nccl_address", "out", 3, "", host="gpu-a", pid=60, rank=0, fields={"ip": "10.0.0.1"}),
+    ]
+    hosts_and_ranks(run)
+    assert {rank: info.host for rank, info in run.ranks.items()} == {8: "gpu-b", 9: "gpu-b", 0: "gpu-a"}
 
 
 def test_an_address_gets_the_name_of_the_kernel_that_saw_its_process(tmp_path: Path) -> None:
