@@ -257,13 +257,20 @@ def beyond_past(values: Sequence[float], spot: Departure, margin: float = 1.3) -
     Slow random wandering also leaves a running baseline; what it does not do is leave its own earlier range by far.
     """
     up = spot.final >= spot.baseline
-    past = finite(values[max(0, spot.index - max(20, spot.index // 3)) : spot.index])
+    # The way out begins at the last reading on the good side of the level: it is no part of the past.
+    start = spot.index
+    while start > 0 and not (
+        math.isfinite(values[start - 1]) and (values[start - 1] <= spot.baseline if up else values[start - 1] >= spot.baseline)
+    ):
+        start -= 1
+    start = start or spot.index
+    past = finite(values[max(0, start - max(20, start // 3)) : start])
     if len(past) < 4:
         return False
     smooth = [median(past[max(0, i - 1) : i + 2]) for i in range(len(past))]
     reach = quantile(smooth, 0.95) if up else quantile(smooth, 0.05)
     way = abs(spot.final - spot.baseline)
-    return way > margin * abs(reach - spot.baseline) and way > SETBACK * setback(values[: spot.index], up)
+    return way > margin * abs(reach - spot.baseline) and way > SETBACK * setback(values[:start], up)
 
 
 def setback(values: Sequence[float], up: bool, last: int = 400) -> float:
