@@ -20,7 +20,7 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "checkpoint-shapes": training.checkpoint_shapes,
     "gpu-oom-fragmentation": training.fragmentation,
     "loss-nan": training.loss_nan,
-    "grpo-entropy-collapse": training.entropy_collapse,
+    "entropy-collapse-grpo": training.entropy_collapse,
     "guide-probes": training.guide_probes,
     "healthy": training.healthy,
     "interrupted": training.interrupted,

@@ -47,7 +47,7 @@ TRUTH = {
     "checkpoint-shapes": Truth("model/checkpoint-mismatch", ("train.log", r"Error\(s\) in loading state_dict|size mismatch for model\.layers\.0\.mlp\.gate")),
     "gpu-oom-fragmentation": Truth("training/gpu-oom-fragmentation", ("train.log", r"OutOfMemoryError: CUDA out of memory"), {"rank": 2, "host": "mlp-05"}, {}, {"S11": "guilty"}),
     "loss-nan": Truth("training/loss-nan", ("train.log", r"437/900 .*'loss': 'nan'"), {}, {}, {"S4": "guilty"}),
-    "grpo-entropy-collapse": Truth("reward/entropy-collapse", ("train.log", r"\b(?:[89]\d|1[0-3]\d)/300 ")),
+    "entropy-collapse-grpo": Truth("reward/entropy-collapse", ("train.log", r"\b(?:[89]\d|1[0-3]\d)/300 ")),
     "guide-probes": Truth(
         "reward/reward-inverted",
         ("train.log", r"(?:Chosen|Rejected) mean: "),
