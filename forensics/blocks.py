@@ -178,7 +178,7 @@ def blocks(
                 yield Block(rest, line, 0)
                 rest = b""
             continue
-        whole = rest + data[:cut] if rest else data[:cut] if cut < len(data) else data
+        whole = data if cut == len(data) and not rest else b"".join((rest, memoryview(data)[:cut]))
         rest = data[cut:]
         lines = whole.count(b"\n") if count else 0
         yield Block(whole, line if count else 0, lines)

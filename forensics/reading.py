@@ -14,9 +14,10 @@ import parsers
 from forensics import blocks, join
 from forensics.clock import align
 from forensics.evidence import Evidence, Member, is_text
+from forensics.matcher import Matcher
 from forensics.odd_stamps import finder
 from forensics.run import Run
-from forensics.scan import Matcher, Scan
+from forensics.scan import Scan
 from forensics.tables import metric_frame, sample_frame
 from parsers.anchors import edges
 from parsers.base import Event, FileParser, Rows, Source

@@ -1,26 +1,27 @@
-"""One pass over a text file: literals found by an automaton, and Python objects only for the lines that hold one.
+"""One pass over a text file: literals found in whole blocks, and Python objects only for the lines that hold one.
 
-The automaton runs over whole blocks with the interpreter lock released, so the next block is searched on another core while
-this one's lines are read.  Signatures and parsers' triggers share the automaton.  What one literal may cost is bounded: past
-`FLOOD` lines of one file only the first and last few of each block are looked at, and the rest are counted.
+While a block's lines are looked at, the next one is read and its line ends are counted on another thread.  Signatures and
+parsers' triggers share one search.  What one literal may cost is bounded: past `FLOOD` lines of one file only the first and last
+few of each block are looked at, and the rest are counted.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
-import ahocorasick_rs
-import regex
+import numpy as np
 
 from forensics.blocks import Block
+from forensics.literals import Hit
+from forensics.matcher import EDGE, PATIENCE, SPREAD, Matcher
 from forensics.stamps import find_stamp
-from parsers.base import Context, Event, Line, LineParser, Rows, Stamp
+from parsers.base import Context, Event, Line, Rows, Stamp
 from parsers.prefixes import Style, clean, strip
 from rules.base import Signature
 
@@ -31,138 +32,18 @@ READINGS = (8_000, 1_500)
 LARGE = 64 << 20
 ALL = 3  # times the first figure that all files of a run together may hold before the same sets in
 SMALL = 1 << 20  # a file below this shows one line at each end of a literal that floods its run
-EDGE = 3  # lines per block, at each end, that are read of a sparse or flooding literal
-SPREAD = 16  # lines per block, evenly spread, that are read of readings past their limit
-# The crash is at the end of a file: in its last TAIL bytes readings are spread more densely, and the last ones of each block are all taken.
-TAIL = 16 << 20
-DENSE, LATEST = 200, 800
+TAIL = 16 << 20  # the last bytes of a file, where the crash is: readings are spread more densely there
 KEPT = 120  # confirmed lines per signature and file that are kept, at each end
 TEXT = 32 << 10  # bytes of one segment that are looked at
 LONG = (8 << 20, 4 << 10)  # of a file's segments above the second figure: bytes looked at before only so much of each is read
-CONFIRM = 8 << 10  # characters around a literal in which a signature's pattern is looked for
 REACH = 64 << 10  # bytes around a block's edges that stay visible
 BACK = 300  # lines searched upwards for a stamp
-TIMEOUT = 0.25  # seconds for one pattern on one line: a user's own pattern cannot hang us
-PATIENCE = 4  # timeouts after which a pattern is no longer tried
 
-Hit = tuple[int, int, int]  # number of the literal, where it starts and ends in the block
+Ends = np.ndarray[Any, np.dtype[np.intp]]
 
 # What every written time has somewhere: hours and minutes, a kernel's or an epoch's seconds, or a syslog-like month.
 CLOCK_LIKE = re.compile(rb"\d[:.,h]\d\d|\d{10}")
 KERNEL_LINE = re.compile(r"(?:^|\s)kernel:|NVRM: |^\[\s*\d+\.\d{6}\]|^\w+\s*:\w+\s*: \[|SXid|^\d+,\d+,\d+,[-c]")
-
-
-@dataclass
-class Matcher:
-    """All literals in one automaton, and what each is for."""
-
-    signatures: Sequence[Signature]
-    parsers: Sequence[LineParser]
-
-    def __post_init__(self) -> None:
-        self.literals: list[bytes] = []
-        self.uses: list[tuple[list[int], list[int]]] = []  # literal -> (signatures, parsers)
-        self.sparse: set[int] = set()
-        index: dict[bytes, int] = {}
-
-        def place(text: str) -> int:
-            literal = text.encode()
-            if literal not in index:
-                index[literal] = len(self.literals)
-                self.literals.append(literal)
-                self.uses.append(([], []))
-            return index[literal]
-
-        for number, signature in enumerate(self.signatures):
-            for text in signature.literals:
-                self.uses[place(text)][0].append(number)
-        dense: set[int] = set()
-        for number, parser in enumerate(self.parsers):
-            for text in parser.triggers:
-                at = place(text)
-                dense.add(at)
-                if number not in self.uses[at][1]:
-                    self.uses[at][1].append(number)
-            for text in parser.sparse:
-                at = place(text)
-                self.sparse.add(at)
-                if number not in self.uses[at][1]:
-                    self.uses[at][1].append(number)
-        self.sparse -= dense
-        readings = {text.encode() for parser in self.parsers if parser.readings for text in parser.triggers}
-        self.readings = frozenset(number for number, literal in enumerate(self.literals) if literal in readings)
-        self.patterns: dict[int, Any] = {}
-        self.timeouts: Counter[int] = Counter()
-        self.reduced: dict[frozenset[int], tuple[ahocorasick_rs.BytesAhoCorasick, list[int]]] = {}
-
-    @cached_property
-    def automaton(self) -> ahocorasick_rs.BytesAhoCorasick:
-        return ahocorasick_rs.BytesAhoCorasick(self.literals, implementation=ahocorasick_rs.Implementation.DFA)
-
-    def search(self, data: bytes, flooding: frozenset[int] = frozenset(), tail: bool = False) -> list[Hit]:
-        """(literal, start, end) of every occurrence, overlapping ones too; of flooding literals a few at each end."""
-        if not flooding:
-            return self.automaton.find_matches_as_indexes(data, overlapping=True)
-        automaton, kept = self._without(flooding)
-        hits = [(kept[literal], start, end) for literal, start, end in automaton.find_matches_as_indexes(data, overlapping=True)]
-        for literal in flooding:
-            if literal in self.readings:
-                hits.extend(_spread(data, self.literals[literal], literal, DENSE if tail else SPREAD, LATEST if tail else 0))
-            else:
-                hits.extend(_edges(data, self.literals[literal], literal))
-        return hits
-
-    def _without(self, flooding: frozenset[int]) -> tuple[ahocorasick_rs.BytesAhoCorasick, list[int]]:
-        """An automaton without the literals that flood a file: millions of hits nobody reads cost more than the search."""
-        if flooding not in self.reduced:
-            kept = [number for number in range(len(self.literals)) if number not in flooding]
-            patterns = [self.literals[number] for number in kept]
-            while len(self.reduced) > 1:  # 40 MB each; threads still at work keep theirs alive
-                self.reduced.pop(next(iter(self.reduced)), None)
-            self.reduced[flooding] = (ahocorasick_rs.BytesAhoCorasick(patterns, implementation=ahocorasick_rs.Implementation.DFA), kept)
-        return self.reduced[flooding]
-
-    def confirm(self, number: int, text: str) -> dict[str, str] | None:
-        """Named groups where the signature's pattern stands in the text, None where it does not."""
-        signature = self.signatures[number]
-        if not signature.pattern:
-            return {}
-        pattern = self.patterns.get(number)
-        if pattern is None:
-            pattern = self.patterns[number] = compiled(signature)
-        match = None
-        for begin, end in self._windows(signature, text):
-            if isinstance(pattern, re.Pattern):
-                match = pattern.search(text, begin, end)
-            elif self.timeouts[number] < PATIENCE:
-                try:
-                    match = pattern.search(text, begin, end, timeout=TIMEOUT, concurrent=False)
-                except TimeoutError:
-                    self.timeouts[number] += 1
-            if match is not None:
-                return {k: v for k, v in match.groupdict().items() if v is not None}
-        return None
-
-    def _windows(self, signature: Signature, text: str) -> Iterator[tuple[int, int]]:
-        """The whole of a text, or of a long one what stands around the first and the last of the signature's literals."""
-        if len(text) <= CONFIRM:
-            yield 0, len(text)
-            return
-        first = min((at for literal in signature.literals if (at := text.find(literal)) >= 0), default=0)
-        last = max((at for literal in signature.literals if (at := text.rfind(literal)) >= 0), default=0)
-        for at in (first, last) if last - first > CONFIRM // 4 else (first,):
-            begin = max(0, at - CONFIRM // 2)
-            yield begin, begin + CONFIRM
-
-
-def compiled(signature: Signature) -> Any:
-    """The pattern: the project's own, linted to be linear, by the standard engine; a user's by the one that can be timed out."""
-    if signature.own:
-        try:
-            return re.compile(signature.pattern)
-        except re.error:
-            pass
-    return regex.compile(signature.pattern)
 
 
 @dataclass
@@ -194,64 +75,58 @@ class Scan:
     long: int = 0  # bytes looked at of long segments
 
     def run(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> None:
-        """Read all blocks of the file."""
-        for block, hits, following in self._searched(blocks, pool):
-            self.block(block, hits, following)
+        """Read all blocks of the file; with a pool the next one is read ahead on it."""
+        for block, ends, following in _ahead(blocks, pool):
+            tail = bool(self.size) and self.size - self.read - len(block.data) < TAIL
+            self.block(block, ends, self.matcher.search(block.data, self.flooding, tail), following)
         for number, events in self.late.items():
             self.rows.events.extend(events)
             dropped = self.confirmed[number] - KEPT - len(events)
             if dropped > 0 and events:
                 events[-1].fields["left_out"] = dropped
 
-    def _searched(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> Iterator[tuple[Block, list[Hit], Block | None]]:
-        """Each block with its hits and the block after it; with a pool, searched ahead on its threads (three in flight)."""
-        waiting: deque[tuple[Block, Callable[[], list[Hit]]]] = deque()
-        sent = 0
-        for block in blocks:
-            if pool is None:
-                waiting.append((block, partial(self.matcher.search, block.data)))
-            else:
-                sent += len(block.data)
-                tail = bool(self.size) and self.size - sent < TAIL
-                waiting.append((block, pool.submit(self.matcher.search, block.data, self.flooding, tail).result))
-            if len(waiting) == 3:
-                done, result = waiting.popleft()
-                yield done, result(), waiting[0][0]
-        while waiting:
-            done, result = waiting.popleft()
-            yield done, result(), waiting[0][0] if waiting else None
-
-    def block(self, block: Block, hits: list[Hit], following: Block | None) -> None:
-        """Read the lines of one block that hold a literal."""
-        data = block.data
+    def block(self, block: Block, ends: Ends, hits: list[Hit], following: Block | None) -> None:
+        """Read the lines of one block that hold a literal.  `ends` are the offsets of its line feeds."""
         block.first_line = self.next_line
-        self.read += len(data)
+        block.lines = len(ends)
+        self.read += len(block.data)
         reader = _Reader(self, block, following)
         if hits:
-            hits = self._thinned(hits)
-        at, number = 0, block.first_line
-        end_of_segment, group = -1, set()
-        begin = 0
-        for literal, start, stop in hits:
-            if start < end_of_segment:
+            for begin, end, number, literals in self._segments(block, ends, self._thinned(hits)):
+                self._segment(reader, begin, end, number, literals)
+        self.next_line = block.first_line + block.lines
+        self.lines = self.next_line - (1 if block.data.endswith(b"\n") else 0)
+        # The last stamp of the block serves the next one's first lines.
+        reader.inherit(len(block.data), self.next_line)
+        self.before = block.data[-REACH:]
+
+    def _segments(self, block: Block, ends: Ends, hits: list[Hit]) -> Iterator[tuple[int, int, int, set[int]]]:
+        """(begin, end, line number, literals in it) of each line, or piece of one between CRs, that holds a hit."""
+        data = block.data
+        lines = np.searchsorted(ends, np.fromiter((hit[1] for hit in hits), dtype=np.int64, count=len(hits)))
+        bounds = np.concatenate(([-1], ends, [len(data)]))
+        returns = b"\r" in data
+        begin = end = -1
+        number = 0
+        group: set[int] = set()
+        for (literal, start, stop), line, first, last in zip(
+            hits, lines.tolist(), bounds[lines].tolist(), bounds[lines + 1].tolist(), strict=True
+        ):
+            if start < end:
                 group.add(literal)
                 continue
             if group:
-                self._segment(reader, begin, end_of_segment, number, group)
-            begin = data.rfind(b"\n", at, start)
-            begin = max(begin, data.rfind(b"\r", max(at, begin), start), start - self.text // 2) + 1
-            number += data.count(b"\n", at, begin)
-            at = begin
-            end_of_segment = _segment_end(data, stop)
+                yield begin, end, number, group
+            number = block.first_line + line
+            begin = max(first, start - self.text // 2) + 1
+            end = last
+            if returns:
+                begin = max(begin, data.rfind(b"\r", begin, start) + 1)
+                back = data.find(b"\r", stop, last)
+                end = last if back < 0 else back
             group = {literal}
         if group:
-            self._segment(reader, begin, end_of_segment, number, group)
-        block.lines = number - block.first_line + data.count(b"\n", at)
-        self.next_line = block.first_line + block.lines
-        self.lines = self.next_line - (1 if data.endswith(b"\n") else 0)
-        # The last stamp of the block serves the next one's first lines.
-        reader.inherit(len(data), self.next_line)
-        self.before = data[-REACH:]
+            yield begin, end, number, group
 
     @property
     def text(self) -> int:
@@ -298,30 +173,15 @@ class Scan:
 
     def _segment(self, reader: _Reader, begin: int, end: int, number: int, literals: set[int]) -> None:
         line = reader.line(begin, end, number)
-        context: Context | None = None
         signatures: set[int] = set()
         parsers: set[int] = set()
         for literal in literals:
             to_signatures, to_parsers = self.matcher.uses[literal]
             signatures.update(to_signatures)
             parsers.update(to_parsers)
-        before = len(self.rows.events)
-        metrics = len(self.rows.metrics)
-        for which in sorted(parsers):
-            parser = self.matcher.parsers[which]
-            context = Context(
-                partial(reader.following, end, number, of=line),
-                partial(reader.preceding, begin, number, of=line),
-                self.states.setdefault(which, {}),
-            )
-            try:
-                parser.parse(line, self.rows, context)
-            except Exception as error:
-                self.rows.note(f"the {parser.name} reader failed on line {number} ({type(error).__name__}: {error}); the line was left out")
-            if len(self.rows.events) > before or len(self.rows.metrics) > metrics:
-                before, metrics = len(self.rows.events), len(self.rows.metrics)
-                if parser.kind:
-                    self.seen_kinds[parser.kind] += 1
+        if parsers:
+            reader.inherit_for(line, begin)
+            self._parse(reader, line, begin, end, sorted(parsers))
         for which in sorted(signatures):
             signature = self.matcher.signatures[which]
             if not self._applies(signature, line):
@@ -333,7 +193,28 @@ class Scan:
             if groups is None and line.full != line.text:
                 groups = self.matcher.confirm(which, line.full)
             if groups is not None:
+                reader.inherit_for(line, begin)
                 self._keep(which, signature, line, groups)
+
+    def _parse(self, reader: _Reader, line: Line, begin: int, end: int, parsers: list[int]) -> None:
+        rows = self.rows
+        before = (len(rows.events), len(rows.metrics))
+        for which in parsers:
+            parser = self.matcher.parsers[which]
+            context = Context(
+                partial(reader.following, end, line.number, of=line),
+                partial(reader.preceding, begin, line.number, of=line),
+                self.states.setdefault(which, {}),
+            )
+            try:
+                parser.parse(line, rows, context)
+            except Exception as error:
+                rows.note(f"the {parser.name} reader failed on line {line.number} ({type(error).__name__}: {error}); the line was left out")
+            after = (len(rows.events), len(rows.metrics))
+            if after != before:
+                before = after
+                if parser.kind:
+                    self.seen_kinds[parser.kind] += 1
 
     def _applies(self, signature: Signature, line: Line) -> bool:
         # NCCL tells at INFO what it tried: a plug-in that is not there is no missing library.
@@ -389,17 +270,19 @@ class _Reader:
             self.scan.long += len(full)
         line = self._prefixed(full, number)
         line.stamp = self.scan.find(full)
-        if line.stamp is None:
-            line.stamp, line.inherited = self.inherit(begin, number), True
-            line.stamp_line = self.scan.stamp_line
-            if line.stamp is None:
-                line.inherited = False
-        else:
+        if line.stamp is not None:
             self.scan.carry, self.scan.carry_line = line.stamp, number
             self.scan.stamp_line = number
             self.scan.stamped += 1
         self.scan.tried += 1
         return line
+
+    def inherit_for(self, line: Line, begin: int) -> None:
+        """Give a line that begins at `begin` and has no stamp the nearest one above: only for lines that say something."""
+        if line.stamp is None:
+            line.stamp = self.inherit(begin, line.number)
+            if line.stamp is not None:
+                line.inherited, line.stamp_line = True, self.scan.stamp_line
 
     def _prefixed(self, full: str, number: int) -> Line:
         prefixed = strip(full, self.scan.style)
@@ -476,6 +359,21 @@ class _Reader:
         return line
 
 
+def _ahead(blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> Iterator[tuple[Block, Ends, Block | None]]:
+    """Each block with the offsets of its line feeds and the block after it; with a pool the one after that is being read meanwhile."""
+
+    def fetch() -> tuple[Block, Ends] | None:
+        block = next(blocks, None)
+        return None if block is None else (block, np.flatnonzero(np.frombuffer(block.data, dtype=np.uint8) == 10))
+
+    now = fetch()
+    following = None if now is None else fetch()
+    while now is not None:
+        coming = pool.submit(fetch) if pool is not None and following is not None else None
+        yield *now, following[0] if following else None
+        now, following = following, coming.result() if coming else fetch() if following else None
+
+
 def _segment_end(data: bytes, at: int) -> int:
     """Where the segment holding `at` ends: at LF, CR or the end."""
     line = data.find(b"\n", at)
@@ -483,39 +381,6 @@ def _segment_end(data: bytes, at: int) -> int:
         line = len(data)
     back = data.find(b"\r", at, line)
     return line if back < 0 else back
-
-
-def _edges(data: bytes, literal: bytes, number: int) -> Iterator[Hit]:
-    """The first and last few occurrences of a literal."""
-    at = -1
-    for _ in range(EDGE):
-        at = data.find(literal, at + 1)
-        if at < 0:
-            return
-        yield number, at, at + len(literal)
-    last, end = at, len(data)
-    for _ in range(EDGE):
-        end = data.rfind(literal, last + 1, end)
-        if end < 0:
-            return
-        yield number, end, end + len(literal)
-
-
-def _spread(data: bytes, literal: bytes, number: int, parts: int, latest: int) -> Iterator[Hit]:
-    """Occurrences of a literal spread evenly over the block, and its `latest` last ones."""
-    end = len(data)
-    for _ in range(latest):
-        end = data.rfind(literal, 0, end)
-        if end < 0:
-            return
-        yield number, end, end + len(literal)
-    last = -1
-    for part in range(parts):
-        at = data.find(literal, max(last + 1, part * end // parts), end)
-        if at < 0:
-            return
-        last = at
-        yield number, at, at + len(literal)
 
 
 def _integer(text: str | None) -> int | None:

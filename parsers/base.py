@@ -1,6 +1,6 @@
 """What a parser is, and the rows it writes.
 
-A run's text files are read once, in blocks, through one multi-pattern automaton.  Only lines that hold one of the
+A run's text files are read once, in blocks, through one search for many literals.  Only lines that hold one of the
 registered literals ("triggers") become Python objects, so a parser is cheap however large the log is.  There are two kinds:
 
 `LineParser`  declares `triggers` and gets every line that contains one of them, whatever file it stands in: several formats

@@ -13,7 +13,7 @@ from support_pumps import attacks
 
 from forensics import knowledge
 from forensics.analysis import reader_for
-from forensics.scan import CONFIRM, compiled
+from forensics.matcher import CONFIRM, compiled
 from parsers.base import Context, Line, Rows
 
 # Processor seconds for one line; a pattern worse than linear takes many times as long.  The best of three, for busy machines.

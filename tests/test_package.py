@@ -18,7 +18,7 @@ from sample_runs import SAMPLES
 
 ROOT = SAMPLES.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-IMPORTS = {"ahocorasick-rs": "ahocorasick_rs"}  # where the import is not named like the distribution
+IMPORTS: dict[str, str] = {}  # where the import is not named like the distribution
 DATA = {".toml", ".j2", ".css", ".js", ".typed"}
 
 

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forensics import matcher
 from forensics import scan as module
 from forensics.blocks import blocks
-from forensics.scan import Matcher, Scan
+from forensics.matcher import Matcher
+from forensics.scan import Scan
 from parsers.base import Context, Line, LineParser, Rows
 from parsers.prefixes import PLAIN
 from rules.base import Signature
@@ -107,7 +109,7 @@ def test_a_flood_is_bounded_and_counted(monkeypatch):
 def test_readings_are_spread_and_complete_at_the_end(monkeypatch):
     monkeypatch.setattr(module, "READINGS", (100, 100))
     monkeypatch.setattr(module, "TAIL", 2000)
-    monkeypatch.setattr(module, "LATEST", 150)
+    monkeypatch.setattr(matcher, "LATEST", 150)
     seen = []
 
     def parse(line: Line, rows: Rows, context: Context) -> None:
