@@ -16,8 +16,8 @@ from parsers.base import LineParser
 from rules.base import Signature
 
 EDGE = 3  # lines per block, at each end, that are read of a sparse or flooding literal
-SPREAD = 16  # lines per block, evenly spread, that are read of readings past their limit
-DENSE, LATEST = 200, 800  # the same at a file's end, and how many of the last ones of a block are all read there
+SPREAD = 12  # lines per block, evenly spread, that are read of readings past their limit
+DENSE, LATEST = 100, 500  # the same at a file's end, and how many of the last ones of a block are all read there
 CONFIRM = 8 << 10  # characters around a literal in which a signature's pattern is looked for
 TIMEOUT = 0.25  # seconds for one pattern on one line: a user's own pattern cannot hang us
 PATIENCE = 4  # timeouts after which a pattern is no longer tried
@@ -152,7 +152,7 @@ def _spread(data: bytes, literal: bytes, number: int, parts: int, latest: int) -
         yield number, end, end + len(literal)
     last = -1
     for part in range(parts):
-        at = data.find(literal, max(last + 1, part * end // parts), end)
+        at = data.find(literal, max(last + 1, -(-part * end // parts)), end)
         if at < 0:
             return
         last = at

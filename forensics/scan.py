@@ -19,7 +19,7 @@ import numpy as np
 
 from forensics.blocks import Block
 from forensics.literals import Hit
-from forensics.matcher import EDGE, PATIENCE, SPREAD, Matcher
+from forensics.matcher import DENSE, EDGE, LATEST, PATIENCE, SPREAD, Matcher
 from forensics.stamps import find_stamp
 from parsers.base import Context, Event, Line, Rows, Stamp
 from parsers.prefixes import Style, clean, strip
@@ -28,9 +28,10 @@ from rules.base import Signature
 # Lines of one file per literal that are read one by one before thinning sets in, in files below and above LARGE bytes; and
 # the same for literals of parsers that take readings from every line (metrics).
 FLOOD = (5_000, 400)
-READINGS = (8_000, 1_500)
+READINGS = (8_000, 1_000)
 LARGE = 64 << 20
 ALL = 3  # times the first figure that all files of a run together may hold before the same sets in
+HEAVY = 500  # hits of a block from which leaving a thinned literal out of the search pays for making the search anew
 SMALL = 1 << 20  # a file below this shows one line at each end of a literal that floods its run
 TAIL = 16 << 20  # the last bytes of a file, where the crash is: readings are spread more densely there
 KEPT = 120  # confirmed lines per signature and file that are kept, at each end
@@ -69,7 +70,8 @@ class Scan:
     stamped: int = 0
     before: bytes = b""
     find: Callable[[str], Stamp | None] = find_stamp  # see forensics.odd_stamps
-    flooding: frozenset[int] = frozenset()
+    over: frozenset[int] = frozenset()  # literals of readings past their limit
+    flooding: frozenset[int] = frozenset()  # literals that are left out of the search
     next_line: int = 1  # number of the line that the next block begins with
     size: int = 0  # bytes of the file, 0 where unknown (compressed)
     long: int = 0  # bytes looked at of long segments
@@ -78,7 +80,8 @@ class Scan:
         """Read all blocks of the file; with a pool the next one is read ahead on it."""
         for block, ends, following in _ahead(blocks, pool):
             tail = bool(self.size) and self.size - self.read - len(block.data) < TAIL
-            self.block(block, ends, self.matcher.search(block.data, self.flooding, tail), following)
+            hits = self.matcher.search(block.data, self.flooding, tail)
+            self.block(block, ends, self._thinned(hits, len(block.data), tail) if hits else hits, following)
         for number, events in self.late.items():
             self.rows.events.extend(events)
             dropped = self.confirmed[number] - KEPT - len(events)
@@ -86,13 +89,13 @@ class Scan:
                 events[-1].fields["left_out"] = dropped
 
     def block(self, block: Block, ends: Ends, hits: list[Hit], following: Block | None) -> None:
-        """Read the lines of one block that hold a literal.  `ends` are the offsets of its line feeds."""
+        """Read the lines of one block that hold one of `hits` (in the order of their starts).  `ends` are the offsets of its line feeds."""
         block.first_line = self.next_line
         block.lines = len(ends)
         self.read += len(block.data)
         reader = _Reader(self, block, following)
         if hits:
-            for begin, end, number, literals in self._segments(block, ends, self._thinned(hits)):
+            for begin, end, number, literals in self._segments(block, ends, hits):
                 self._segment(reader, begin, end, number, literals)
         self.next_line = block.first_line + block.lines
         self.lines = self.next_line - (1 if block.data.endswith(b"\n") else 0)
@@ -133,39 +136,54 @@ class Scan:
         """How many bytes of one segment are looked at."""
         return TEXT if self.long < LONG[0] else LONG[1]
 
-    def _thinned(self, hits: list[Hit]) -> list[Hit]:
+    def _thinned(self, hits: list[Hit], size: int, tail: bool) -> list[Hit]:
+        """The hits of a block of `size` bytes that are looked at, by their starts; literals of a flood are marked to be left out of the next searches."""
         per_literal = Counter(hit[0] for hit in hits)
-        thin = set()
-        strides: dict[int, int] = {}
         large = max(self.size, self.read) > LARGE
+        small = 0 < self.size < SMALL
         total = self.total
         total.update(per_literal)
-        edge = 1 if 0 < self.size < SMALL else EDGE
+        edge = 1 if small or (large and not tail) else EDGE
+        over: set[int] = set()
+        plans: dict[
+            int, tuple[int, int, int]
+        ] = {}  # of a literal's hits in the block: how many first ones, each how manieth, how many last ones
         for literal, count in per_literal.items():
             self.counts[literal] += count
             if literal in self.matcher.readings:
-                if (self.counts[literal] > READINGS[large] or total[literal] > ALL * READINGS[0]) and literal not in self.flooding:
-                    self.flooding |= {literal}
-                if total[literal] - self.counts[literal] > ALL * READINGS[0] and self.size < SMALL and count > 2 * SPREAD:
-                    strides[literal] = count // SPREAD
+                shared = small and total[literal] - self.counts[literal] > ALL * READINGS[0]
+                if shared or literal in self.over:
+                    wanted, latest = (DENSE, LATEST) if tail and not shared else (SPREAD, 0)
+                    if literal not in self.flooding and count > 2 * wanted:
+                        plans[literal] = (0, wanted, latest)
+                elif self.counts[literal] > READINGS[large] or total[literal] > ALL * READINGS[0]:
+                    over.add(literal)
             elif count > 2 * edge and (
                 literal in self.matcher.sparse or self.counts[literal] > FLOOD[large] or total[literal] > ALL * FLOOD[0]
             ):
-                thin.add(literal)
-        if thin or strides:
-            self.flooding |= thin
+                plans[literal] = (edge, 0, edge)
+        self.over |= over
+        self.flooding |= {literal for literal in over.union(plans) if per_literal[literal] > HEAVY}
+        # Where a flood has ended its literal is searched for again.
+        self.flooding -= {
+            literal for literal in self.flooding if per_literal[literal] < (SPREAD if literal in self.matcher.readings else 2 * EDGE)
+        }
+        if plans:
             seen: Counter[int] = Counter()
+            parts: dict[int, int] = {}
             kept = []
             for hit in hits:
                 literal = hit[0]
-                if literal in strides:
+                plan = plans.get(literal)
+                if plan is not None:
                     seen[literal] += 1
-                    if seen[literal] % strides[literal]:
-                        continue
-                elif literal in thin:
-                    seen[literal] += 1
-                    if edge < seen[literal] <= per_literal[literal] - edge:
-                        continue
+                    first, spread, last = plan
+                    if first < seen[literal] <= per_literal[literal] - last:
+                        # The first hit of each part of the block: literals of one line agree on the lines, whatever their number.
+                        part = hit[1] * spread // size
+                        if not spread or parts.get(literal) == part:
+                            continue
+                        parts[literal] = part
                 kept.append(hit)
             hits = kept
         hits.sort(key=lambda hit: hit[1])

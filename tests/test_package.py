@@ -18,7 +18,6 @@ from sample_runs import SAMPLES
 
 ROOT = SAMPLES.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-IMPORTS: dict[str, str] = {}  # where the import is not named like the distribution
 DATA = {".toml", ".j2", ".css", ".js", ".typed"}
 
 
@@ -43,14 +42,10 @@ def imported() -> set[str]:
 def test_every_dependency_is_used_and_declared() -> None:
     declared = {re.split(r"[<>=!~\[; ]", line)[0] for line in PROJECT["dependencies"]}
     used = imported()
-    idle = {name for name in declared if IMPORTS.get(name, name.replace("-", "_")) not in used}
+    idle = {name for name in declared if name.replace("-", "_") not in used}
     assert idle == set()
     optional = {re.split(r"[<>=!~\[; ]", line)[0] for lines in PROJECT.get("optional-dependencies", {}).values() for line in lines}
-    known = (
-        {IMPORTS.get(n, n.replace("-", "_")) for n in declared | optional}
-        | set(sys.stdlib_module_names)
-        | {"forensics", "parsers", "rules"}
-    )
+    known = {n.replace("-", "_") for n in declared | optional} | set(sys.stdlib_module_names) | {"forensics", "parsers", "rules"}
     guarded = {"anyio", "deepspeed", "transformers"}  # of optional companions: found where those are installed
     assert used - known <= guarded, used - known - guarded
 

@@ -43,7 +43,7 @@ def test_line_numbers_are_those_of_sed_at_any_block_size(size):
     st.lists(st.sampled_from([b"BOOM 1", b"x", b"\x00\xff\xfe", b"a\rBOOM 2\rb", b"\x1b[31mBOOM 3\x1b[0m", b"", b"tqdm\r\n"]), max_size=40),
     st.integers(1, 50),
 )
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_every_hit_is_found_at_its_line_and_nothing_raises(lines, size):
     data = b"\n".join(lines)
     rows, _ = read(data, [signature()], size=size)
@@ -108,8 +108,9 @@ def test_a_flood_is_bounded_and_counted(monkeypatch):
 
 def test_readings_are_spread_and_complete_at_the_end(monkeypatch):
     monkeypatch.setattr(module, "READINGS", (100, 100))
-    monkeypatch.setattr(module, "TAIL", 2000)
-    monkeypatch.setattr(matcher, "LATEST", 150)
+    monkeypatch.setattr(module, "TAIL", 5000)
+    for where in (module, matcher):
+        monkeypatch.setattr(where, "LATEST", 150)
     seen = []
 
     def parse(line: Line, rows: Rows, context: Context) -> None:
