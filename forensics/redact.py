@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 # Accounts that say nothing about a person.
 SHARED_ACCOUNTS = frozenset(
@@ -149,6 +150,44 @@ PERSONAL: tuple[Pattern, ...] = (
     _p("user", "user= logname= username=", r"\b(?:(?:SLURM_JOB_|SUDO_|PBS_O_|JUPYTERHUB_)?USER|LOGNAME|USERNAME|PBS_O_LOGNAME)=['\"]?(?P<v>[A-Za-z0-9._@-]{1,64})", _person),
 )  # fmt: skip
 
+# What must stand in a lower-cased text for any form that has `needs`: one look spares most texts all of them.
+_NEEDED = tuple({need: None for pattern in SECRETS + PERSONAL for need in pattern.needs})
+REMEMBERED = 600  # characters up to which a text's outcome is remembered: titles and sentences come back in every report
+
+
+def _cleaned(text: str, personal: bool) -> tuple[str, tuple[str, ...]]:
+    """`text` without secrets (and personal details), and the kinds of what was taken, one for each replacement."""
+    taken: list[str] = []
+    for patterns in (SECRETS, PERSONAL) if personal else (SECRETS,):
+        lower = text.lower()
+        hit = _holds_any(lower)
+        for pattern in patterns:
+            if not pattern.needs or (hit and any(need in lower for need in pattern.needs)):
+                text = pattern.regex.sub(lambda match, p=pattern: _one(match, p, taken), text)  # type: ignore[misc]
+    return text, tuple(taken)
+
+
+_remembered = lru_cache(8192)(_cleaned)
+
+
+def _holds_any(lower: str) -> bool:
+    for need in _NEEDED:  # a plain loop: a generator costs more than the looks themselves
+        if need in lower:
+            return True
+    return False
+
+
+def _one(match: re.Match[str], pattern: Pattern, taken: list[str]) -> str:
+    if pattern.accept is not None and not pattern.accept(match):
+        return match[0]
+    taken.append(pattern.kind)
+    mark = f"[REDACTED:{pattern.kind}]"
+    if "v" not in pattern.regex.groupindex:
+        return mark
+    start, end = match.start("v") - match.start(), match.end("v") - match.start()
+    return match[0][:start] + mark + match[0][end:]
+
+
 _IP4 = re.compile(r"(?<![\w.=-])(?:\d{1,3}\.){3}\d{1,3}(?![\w.-]*\d\.\d|\w)")
 _IP6 = re.compile(
     r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){7}[0-9A-Fa-f]{1,4}(?![\w:])|(?<![\w:.])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5}::(?:[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5})?(?![\w:])"
@@ -182,33 +221,19 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """`text` (a line or more) without secrets and personal details."""
-        return self._addresses(self._replace(self._replace(text, SECRETS), PERSONAL))
+        return self._counted(text, True)
 
     def name(self, text: str) -> str:
         """A file, host or rule name: only secrets (and hosts, if asked for) go, so that it can still be looked up."""
-        return self._addresses(self._replace(text, SECRETS))
+        return self._counted(text, False)
 
-    def _replace(self, text: str, patterns: tuple[Pattern, ...]) -> str:
-        lower = text.lower()
-        for pattern in patterns:
-            if pattern.needs and not any(need in lower for need in pattern.needs):
-                continue
-            text = pattern.regex.sub(lambda match, p=pattern: self._one(match, p), text)  # type: ignore[misc]
-        return text
-
-    def _one(self, match: re.Match[str], pattern: Pattern) -> str:
-        if pattern.accept is not None and not pattern.accept(match):
-            return match[0]
-        self._counts[pattern.kind] += 1
-        mark = f"[REDACTED:{pattern.kind}]"
-        if "v" not in pattern.regex.groupindex:
-            return mark
-        start, end = match.start("v") - match.start(), match.end("v") - match.start()
-        return match[0][:start] + mark + match[0][end:]
+    def _counted(self, text: str, personal: bool) -> str:
+        text, kinds = (_remembered if len(text) <= REMEMBERED else _cleaned)(text, personal)
+        if kinds:
+            self._counts.update(kinds)
+        return self._addresses(text) if self._hosts else text
 
     def _addresses(self, text: str) -> str:
-        if not self._hosts:
-            return text
         if self._names is not None:
             text = self._names.sub(self._host, text)
         if "." in text:

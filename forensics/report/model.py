@@ -8,7 +8,8 @@ marks, ranks, files and the lines around each cited line.  Every human sentence 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 Text = str | dict[str, str]
@@ -18,6 +19,7 @@ LANGUAGES = ("en", "zh")
 NAMES = frozenset(
     {"file", "path", "source", "host", "hosts", "rule", "cause", "layer", "role", "exclude_hosts", "name", "schema", "version"}
 )
+PLAIN = frozenset({float, int, bool, type(None)})  # what holds no text
 
 
 @dataclass(slots=True)
@@ -176,11 +178,16 @@ def _map(value: Any, text: Callable[[str], str], name: Callable[[str], str], is_
         return {name(k) if isinstance(k, str) else k: _map(v, text, name, is_name or k in NAMES) for k, v in value.items()}
     if isinstance(value, list):
         # Long columns of numbers (curves) need no walk.
-        if value and isinstance(value[0], float | int | None) and not any(isinstance(v, str | dict | list | tuple) for v in value):
+        if value and set(map(type, value)) <= PLAIN:
             return value
         return [_map(item, text, name, is_name) for item in value]
     if isinstance(value, tuple):
         return tuple(_map(item, text, name, is_name) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _map(getattr(value, f.name), text, name, f.name in NAMES) for f in fields(value)})
+        return type(value)(**{f: _map(getattr(value, f), text, name, f in NAMES) for f in _fields(type(value))})
     return value
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
