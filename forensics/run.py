@@ -100,6 +100,7 @@ class Run:
         self._by_kind: dict[str, list[Event]] | None = None
         self._by_signature: dict[str, list[Event]] | None = None
         self._series: dict[tuple[str, int | None], Series] = {}
+        self._names: set[str] | None = None
 
     def kind(self, *names: str) -> list[Event]:
         """Events of these kinds, in time order."""
@@ -132,15 +133,15 @@ class Run:
 
     def names(self) -> set[str]:
         """Canonical names of the metrics that occur."""
-        if self.metrics is None or not self.metrics.height:
-            return set()
-        return set(self.metrics["name"].unique().to_list())
+        if self._names is None:
+            self._names = set() if self.metrics is None else set(self.metrics["name"].unique().to_list())
+        return self._names
 
     def _read_series(self, name: str, rank: int | None) -> Series:
         import polars as pl
 
         empty = Series(name, [], [], [], [], [])
-        if self.metrics is None or not self.metrics.height:
+        if self.metrics is None or name not in self.names():
             return empty
         rows = self.metrics.filter(pl.col("name") == name)
         if rank is not None:

@@ -8,7 +8,7 @@ Nothing here raises on NaN, infinity or empty input.  Fewer than `MIN_POINTS` fi
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -58,21 +58,36 @@ class Spike:
 
 def finite(values: Sequence[float]) -> list[float]:
     """The finite values, in order."""
-    return [v for v in values if math.isfinite(v)]
+    return list(filter(math.isfinite, values))
 
 
 def median(values: Sequence[float]) -> float:
     """Median of the finite values; NaN when there are none."""
-    ordered = sorted(v for v in values if math.isfinite(v))
-    if not ordered:
-        return math.nan
+    ordered = sorted(filter(math.isfinite, values))
+    return _middle(ordered) if ordered else math.nan
+
+
+def _middle(ordered: list[float]) -> float:
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
+def smoothed(values: Sequence[float], half: int) -> list[float]:
+    """The running median of finite values, each over itself and up to `half` readings on either side."""
+    ordered = sorted(values[:half])  # of the window, kept sorted from step to step
+    out = []
+    for i in range(len(values)):
+        if i + half < len(values):
+            insort(ordered, values[i + half])
+        if i > half:
+            del ordered[bisect_left(ordered, values[i - half - 1])]
+        out.append(_middle(ordered))
+    return out
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """Nearest-rank quantile of the finite values; NaN when there are none."""
-    ordered = sorted(v for v in values if math.isfinite(v))
+    ordered = sorted(filter(math.isfinite, values))
     if not ordered:
         return math.nan
     return ordered[min(len(ordered) - 1, max(0, round(share * (len(ordered) - 1))))]
@@ -138,7 +153,10 @@ def monotone(values: Sequence[float], limit: int = 150) -> float:
     pairs = len(clean) * (len(clean) - 1) // 2
     if not pairs:
         return 0.0
-    score = sum((b > a) - (b < a) for n, a in enumerate(clean) for b in clean[n + 1 :])
+    score, later = 0, list[float]()  # the readings after this one, sorted
+    for value in reversed(clean):
+        score += len(later) - bisect_right(later, value) - bisect_left(later, value)
+        insort(later, value)
     return score / pairs
 
 
@@ -178,8 +196,7 @@ def departure(
             insort(ordered, flipped[i - 1])
         if i - window > 0:
             del ordered[bisect_left(ordered, flipped[i - window - 1])]
-        half = len(ordered) // 2
-        base = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+        base = _middle(ordered)
         least = base + max(floor, relative * abs(base))
         if flipped[i] <= least or last <= least:
             continue
@@ -223,7 +240,7 @@ def turn(
     sign = 1.0 if up else -1.0
     flipped = [sign * v for v in line]
     half = max(1, min(7, count // 40))
-    smooth = [median(flipped[max(0, i - half) : i + half + 1]) for i in range(count)]
+    smooth = smoothed(flipped, half)
     stop = count - max(4, count // 20)
     best = min(range(stop), key=lambda i: (smooth[i], i))
     # A metric that only ever moved one way (KL, entropy at the start) has no level to leave.
@@ -267,7 +284,7 @@ def beyond_past(values: Sequence[float], spot: Departure, margin: float = 1.3) -
     past = finite(values[max(0, start - max(20, start // 3)) : start])
     if len(past) < 4:
         return False
-    smooth = [median(past[max(0, i - 1) : i + 2]) for i in range(len(past))]
+    smooth = smoothed(past, 1)
     reach = quantile(smooth, 0.95) if up else quantile(smooth, 0.05)
     way = abs(spot.final - spot.baseline)
     return way > margin * abs(reach - spot.baseline) and way > SETBACK * setback(values[:start], up)
@@ -276,7 +293,7 @@ def beyond_past(values: Sequence[float], spot: Departure, margin: float = 1.3) -
 def setback(values: Sequence[float], up: bool, last: int = 400) -> float:
     """The largest way in the bad direction (`up` or down) that a series had gone before, single spikes left out; 0 for too few readings."""
     clean, _ = thin(finite(values)[-last:], 200)
-    smooth = [median(clean[max(0, i - 2) : i + 3]) for i in range(len(clean))]
+    smooth = smoothed(clean, 2)
     best, largest = math.inf, 0.0
     for value in smooth if up else [-v for v in smooth]:
         best = min(best, value)
@@ -288,10 +305,16 @@ def spikes(values: Sequence[float], k: float = 10.0, relative: float = 0.5, wind
     """Excursions above the running level: beyond `k` noise widths and `relative` times the level, with what came after."""
     line, places = thin(values)
     found: list[Spike] = []
-    i = 4
+    i, ordered = 4, list[float]()  # the readings of the window before i, sorted; empty where i has leapt
     while i < len(line):
         before = line[max(0, i - window) : i]
-        base = median(before)
+        if ordered:
+            insort(ordered, line[i - 1])
+            if i > window:
+                del ordered[bisect_left(ordered, line[i - window - 1])]
+        else:
+            ordered = sorted(before)
+        base = _middle(ordered)
         if line[i] <= base + relative * abs(base):  # below the threshold whatever the noise is
             i += 1
             continue
@@ -299,6 +322,7 @@ def spikes(values: Sequence[float], k: float = 10.0, relative: float = 0.5, wind
         if line[i] <= threshold:
             i += 1
             continue
+        ordered = []
         end = i
         while end + 1 < len(line) and line[end + 1] > threshold:
             end += 1
