@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -138,35 +138,27 @@ class Run:
         return self._names
 
     def _read_series(self, name: str, rank: int | None) -> Series:
-        import polars as pl
-
         empty = Series(name, [], [], [], [], [])
         if self.metrics is None or name not in self.names():
             return empty
-        rows = self.metrics.filter(pl.col("name") == name)
+        mask = self.metrics["name"] == name
         if rank is not None:
-            rows = rows.filter(pl.col("rank") == rank)
-        if not rows.height:
+            mask &= self.metrics["rank"] == rank
+        # Column by column: on a few thousand readings a query costs more in its planning than in its work.
+        columns = {key: self.metrics[key].filter(mask) for key in ("value", "step", "time", "source", "line", "raw", "rank")}
+        if not len(columns["line"]):
             return empty
         # One file, one spelling, one rank: ranks that print the same step would show it several times.
-        keys = ["source", "raw", "rank"]
-        groups = (
-            rows.group_by(keys, maintain_order=True)
-            .len()
-            .sort(["len", "rank"], descending=[True, False], nulls_last=False, maintain_order=True)
-        )
-        best = groups.row(0, named=True)
-        rows = rows.filter(pl.all_horizontal(pl.col(key).eq_missing(pl.lit(best[key], dtype=rows.schema[key])) for key in keys)).sort(
-            "line", maintain_order=True
-        )
-        return Series(
-            name,
-            rows["value"].to_list(),
-            rows["step"].to_list(),
-            rows["time"].to_list(),
-            rows["source"].to_list(),
-            rows["line"].to_list(),
-        )
+        several = [columns[key].to_list() for key in ("rank", "source", "raw") if columns[key].n_unique() > 1]
+        lists = [columns[key].to_list() for key in ("value", "step", "time", "source", "line")]
+        if several or not columns["line"].is_sorted():
+            own = list(zip(*several, strict=True)) or [()] * len(lists[0])
+            counts = Counter(own)
+            best = min(counts, key=lambda key: (-counts[key], *_lowest(key[0] if key else None)))
+            order = [i for i, key in enumerate(own) if key == best]
+            order.sort(key=lists[-1].__getitem__)
+            lists = [[values[i] for i in order] for values in lists]
+        return Series(name, *lists)
 
     def fact(self, key: str) -> Any:
         """The first value of an environment fact, or None."""
@@ -179,3 +171,8 @@ class Run:
     def found(self, prefix: str) -> list[Finding]:
         """Findings (outcome `found`) whose cause or rule id starts with `prefix`."""
         return [f for f in self.findings if f.outcome == "found" and ((f.cause or "").startswith(prefix) or f.rule.startswith(prefix))]
+
+
+def _lowest(rank: Any) -> tuple[bool, int]:
+    """Sorts ranks, none before 0; anything else is equal."""
+    return (rank is not None, rank) if isinstance(rank, int) else (False, 0)

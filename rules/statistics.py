@@ -68,8 +68,8 @@ def median(values: Sequence[float]) -> float:
 
 
 def _middle(ordered: list[float]) -> float:
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    half = len(ordered) >> 1
+    return ordered[half] if len(ordered) & 1 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def smoothed(values: Sequence[float], half: int) -> list[float]:
@@ -197,6 +197,8 @@ def departure(
         if i - window > 0:
             del ordered[bisect_left(ordered, flipped[i - window - 1])]
         base = _middle(ordered)
+        if flipped[i] <= base or last <= base:
+            continue
         least = base + max(floor, relative * abs(base))
         if flipped[i] <= least or last <= least:
             continue
@@ -307,17 +309,17 @@ def spikes(values: Sequence[float], k: float = 10.0, relative: float = 0.5, wind
     found: list[Spike] = []
     i, ordered = 4, list[float]()  # the readings of the window before i, sorted; empty where i has leapt
     while i < len(line):
-        before = line[max(0, i - window) : i]
         if ordered:
             insort(ordered, line[i - 1])
             if i > window:
                 del ordered[bisect_left(ordered, line[i - window - 1])]
         else:
-            ordered = sorted(before)
+            ordered = sorted(line[max(0, i - window) : i])
         base = _middle(ordered)
         if line[i] <= base + relative * abs(base):  # below the threshold whatever the noise is
             i += 1
             continue
+        before = line[max(0, i - window) : i]
         threshold = base + max(k * max(mad_sigma(before), noise(before)), relative * abs(base), 1e-12)
         if line[i] <= threshold:
             i += 1
