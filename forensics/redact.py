@@ -160,7 +160,7 @@ def _cleaned(text: str, personal: bool) -> tuple[str, tuple[str, ...]]:
     taken: list[str] = []
     for patterns in (SECRETS, PERSONAL) if personal else (SECRETS,):
         lower = text.lower()
-        hit = _holds_any(lower)
+        hit = any(map(lower.__contains__, _NEEDED))
         for pattern in patterns:
             if not pattern.needs or (hit and any(need in lower for need in pattern.needs)):
                 text = pattern.regex.sub(lambda match, p=pattern: _one(match, p, taken), text)  # type: ignore[misc]
@@ -168,13 +168,6 @@ def _cleaned(text: str, personal: bool) -> tuple[str, tuple[str, ...]]:
 
 
 _remembered = lru_cache(8192)(_cleaned)
-
-
-def _holds_any(lower: str) -> bool:
-    for need in _NEEDED:  # a plain loop: a generator costs more than the looks themselves
-        if need in lower:
-            return True
-    return False
 
 
 def _one(match: re.Match[str], pattern: Pattern, taken: list[str]) -> str:

@@ -36,11 +36,10 @@ def render_html(model: PostMortem, lang: str = "en", plotly_at: str | None = Non
     plotly_at: where a copy of plotly.js shared by several pages lies, relative to the page; without it the page carries its own.
     The page stays under 2.5 MB: should the lines around the quotes and the curves be too many, the lines go first.
     """
-    view = View(model, lang)
-    page = _render(view, plotly_at)
+    page = _render(View(model, lang), plotly_at)
     if len(page.encode()) > LARGEST:
-        view.page.context = {}
-        page = _render(view, plotly_at)
+        model.page.context = {}
+        page = _render(View(model, lang), plotly_at)
     return page
 
 
@@ -127,6 +126,8 @@ def _policy(script: str, style: str, plotly: str) -> str:
 
 def _coloured(text: str) -> Markup:
     """`text` escaped, with the three-colour prefixes as coloured spans."""
+    if t.COLOUR.search(text) is None:
+        return escape(text)
     out, end = Markup(""), 0
     for match in t.COLOUR.finditer(text):
         out += escape(text[end : match.start()]) + Markup('<span class="tag {}">{}</span>').format(match[1].lower(), match[0])

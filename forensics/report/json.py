@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from json.encoder import encode_basestring as quoted
 from typing import Any
 
 from forensics.report.model import PostMortem, localise
@@ -17,7 +18,40 @@ def render_json(model: PostMortem, lang: str = "en") -> str:
     Numbers JSON does not know (nan, inf) become null: the document must be readable by every JSON reader.
     """
     document = {"schema": SCHEMA, **localise(model.facts, lang)}
-    return json.dumps(_plain(document), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    out: list[str] = []
+    _write(document, "\n", out)
+    return "".join(out) + "\n"
+
+
+def _write(value: Any, line: str, out: list[str]) -> None:
+    """Append the text of `value` as `json.dumps(_plain(value), ensure_ascii=False, indent=1)` writes it.
+
+    The standard library leaves its fast encoder where a document is to be indented.  line: a line feed and the indentation.
+    """
+    kind = type(value)
+    if kind is str:
+        out.append(quoted(value if value.isascii() else _plain(value)))
+    elif kind is dict and value:
+        separator, deeper = "{", line + " "
+        items = (
+            value if all(type(key) is str and key.isascii() for key in value) else {_plain(str(key)): item for key, item in value.items()}
+        )
+        for key, item in items.items():
+            out.append(f"{separator}{deeper}{quoted(key)}: ")
+            _write(item, deeper, out)
+            separator = ","
+        out.append(f"{line}}}")
+    elif kind in (list, tuple) and value:
+        separator, deeper = "[", line + " "
+        for item in value:
+            out.append(separator + deeper)
+            _write(item, deeper, out)
+            separator = ","
+        out.append(f"{line}]")
+    elif kind in (set, frozenset):
+        _write(list(value), line, out)
+    else:
+        out.append(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ NAMES = frozenset(
     {"file", "path", "source", "host", "hosts", "rule", "cause", "layer", "role", "exclude_hosts", "name", "schema", "version"}
 )
 PLAIN = frozenset({float, int, bool, type(None)})  # what holds no text
+SCALARS = PLAIN | {str}
 
 
 @dataclass(slots=True)
@@ -160,15 +161,19 @@ def localise(value: Any, lang: str) -> Any:
     if isinstance(value, dict):
         if is_pair(value):
             return value.get(lang) or value.get("en") or next(iter(value.values()))
-        return {key: localise(item, lang) for key, item in value.items()}
+        return {key: item if type(item) in SCALARS else localise(item, lang) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [localise(item, lang) for item in value]
+        return [item if type(item) in SCALARS else localise(item, lang) for item in value]
     return value
 
 
 def is_pair(value: Any) -> bool:
     """Whether `value` is a text in several languages."""
-    return isinstance(value, dict) and bool(value) and all(k in LANGUAGES and isinstance(v, str) for k, v in value.items())
+    return (
+        isinstance(value, dict)
+        and 0 < len(value) <= len(LANGUAGES)
+        and all(k in LANGUAGES and isinstance(v, str) for k, v in value.items())
+    )
 
 
 def _map(value: Any, text: Callable[[str], str], name: Callable[[str], str], is_name: bool = False) -> Any:

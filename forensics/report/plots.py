@@ -233,22 +233,36 @@ def _columns(xs: Iterable[Any], ys: Iterable[Any], steps: Iterable[Any]) -> tupl
 
 
 def _trace(label: str, x: np.ndarray, y: np.ndarray, step: np.ndarray, by_step: bool, culprit: bool) -> dict[str, Any]:
-    finite = np.isfinite(y)
-    xs = [float(v) if by_step else _ms(v) for v in x.tolist()]
+    xs = (
+        x.tolist()
+        if by_step
+        else np.rint(x * 1000).astype(np.int64).tolist()
+        if len(x) and abs(x).max() < 1e15
+        else list(map(_ms, x.tolist()))
+    )
     trace: dict[str, Any] = {
         "name": t.visible(label, 60),
         "x": [v - xs[0] for v in xs],
         "x0": xs[0],
-        "y": [float(f"{v:.6g}") if ok else None for v, ok in zip(y.tolist(), finite.tolist(), strict=True)],
+        "y": _short(y),
     }
     if len(step) and np.isfinite(step).any() and not by_step:
         trace["step"] = [(int(v) if v.is_integer() else v) if math.isfinite(v) else None for v in step.tolist()]
-    bad = [(i, str(v)) for i, v in enumerate(y.tolist()) if not math.isfinite(v)]
+    bad = [(int(i), str(float(y[i]))) for i in np.flatnonzero(~np.isfinite(y))]
     if bad:
         trace["bad"] = bad
     if culprit:
         trace["culprit"] = True
     return trace
+
+
+def _short(y: np.ndarray) -> list[float | None]:
+    """The values with six significant digits, None for those that are not finite."""
+    values = y.tolist()
+    short: list[float | None] = list(map(float, ("%.6g " * len(values) % tuple(values)).split()))  # one call formats them all
+    for i in np.flatnonzero(~np.isfinite(y)).tolist():
+        short[i] = None
+    return short
 
 
 def _marks(view: View) -> tuple[list[dict[str, Any]], int]:

@@ -78,6 +78,8 @@ class View:
         layer = str(self.verdict.get("layer") or "unknown")
         self.zone = self.page.zone or None  # None: times are shown in the zone they were written with
         self.layer = layer if layer in (*LAYERS, "none") else "unknown"
+        self._findings: dict[tuple[str, str | None], list[dict[str, Any]]] | None = None
+        self._shown: dict[tuple[str, int], tuple[str, list[tuple[int, str, bool]]]] = {}
 
     # the first screen
 
@@ -199,10 +201,14 @@ class View:
         if not item.get("file"):
             return None
         file, line = str(item["file"]), _int(item.get("line"))
-        lines = self.page.context.get(f"{file}:{line}", [])
-        around = [(n, t.visible(text), n == line) for n, text in lines]
+        if (file, line) not in self._shown:
+            lines = self.page.context.get(f"{file}:{line}", [])
+            self._shown[file, line] = (
+                t.visible(next((text for n, text in lines if n == line), ""), 20_000).strip(),
+                [(n, t.visible(text), n == line) for n, text in lines],
+            )
+        raw, around = self._shown[file, line]
         shown, note = t.visible(str(item.get("text") or "")), ""
-        raw = t.visible(next((text for n, text in lines if n == line), ""), 20_000).strip()
         if raw and shown.rstrip("…") not in raw:
             # A reading ("loss = 0") was cited: the line itself is the evidence.
             shown, note = _excerpt(raw, shown.partition(" = ")[0]), shown
@@ -287,12 +293,13 @@ class View:
 
     def findings(self, outcome: str, layer: str | None = None) -> list[dict[str, Any]]:
         """Findings with this outcome (`found` where none is given), of one layer where one is named."""
-        out = []
-        for item in self.facts.get("findings") or []:
-            item = _dict(item)
-            if (item.get("outcome") or "found") == outcome and (layer is None or self.layer_of(item) == layer):
-                out.append(item)
-        return out
+        if self._findings is None:
+            self._findings = defaultdict(list)
+            for item in map(_dict, self.facts.get("findings") or []):
+                kind = item.get("outcome") or "found"
+                self._findings[kind, None].append(item)
+                self._findings[kind, self.layer_of(item)].append(item)
+        return self._findings.get((outcome, layer), [])
 
     def layer_of(self, item: dict[str, Any]) -> str:
         layer = str(item.get("layer") or str(item.get("cause") or "").partition("/")[0])
