@@ -62,6 +62,7 @@ class Member:
     real: Path
     info: FileInfo
     head: Head
+    index: list[tuple[int, int]] = field(default_factory=list)  # of a plain file some (line number, byte offset), filled as it is read
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -177,6 +178,9 @@ def files(run: Run, gathered: Gathered) -> list[FileRow]:
     return out[: 1000 - len(left_out)] + left_out
 
 
+STRETCH = 1 << 20  # bytes read at once of a file whose line offsets are known
+
+
 def _places(findings: list[Finding], verdict: Verdict, cited: list[Cited]) -> list[tuple[str, int]]:
     wanted = [(c.file, c.line) for c in cited]
     if verdict.root:
@@ -187,7 +191,7 @@ def _places(findings: list[Finding], verdict: Verdict, cited: list[Cited]) -> li
 
 
 def context(gathered: Gathered, places: list[tuple[str, int]]) -> dict[str, list[tuple[int, str]]]:
-    """`file:line` -> lines around it.  Each file is read once more, only as far as its last citation."""
+    """`file:line` -> lines around it.  Each file is read once more, only where the lines stand."""
     members = {member.path: member for member in gathered.members}
     by_file: dict[str, list[int]] = {}
     for path, line in places:
@@ -204,25 +208,32 @@ def context(gathered: Gathered, places: list[tuple[str, int]]) -> dict[str, list
 def _lines(member: Member, cited: set[int], wanted: set[int]) -> dict[int, str]:
     """These lines of a file (1-based), cleaned and cut; of cited ones more is kept."""
     found: dict[int, str] = {}
-    last = max(wanted)
     with blocks.open_again(member.real) as stream:
-        for block in blocks.blocks(stream):
-            after = block.first_line + block.lines
-            here = sorted(n for n in wanted if block.first_line <= n <= after and n not in found)
-            if here:
-                at, number = 0, block.first_line
-                for n in here:
+        for (line, offset), group in _stretches(member.index, wanted):
+            if offset:
+                stream.seek(offset)
+            for block in blocks.blocks(stream, STRETCH if member.index else blocks.BLOCK):
+                number = block.first_line + line - 1
+                after, at = number + block.lines, 0
+                for n in [n for n in group if number <= n <= after and n not in found]:
                     while number < n:
                         at = block.data.find(b"\n", at) + 1
-                        if not at:
-                            break
                         number += 1
-                    if number != n or at >= len(block.data):
+                    if at >= len(block.data):
                         break
                     end = block.data.find(b"\n", at)
                     piece = block.data[at : end if end >= 0 else len(block.data)].rstrip(b"\r")
                     segment = piece[-4000:].rsplit(b"\r", 1)[-1]
                     found[n] = clean(segment)[: 4000 if n in cited else 600]
-            if after > last:
-                break
+                if after > group[-1]:
+                    break
     return found
+
+
+def _stretches(index: list[tuple[int, int]], wanted: set[int]) -> list[tuple[tuple[int, int], list[int]]]:
+    """Lines grouped by the (line, byte offset) from which the file is best read for them; without an index from its start."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for n in sorted(wanted):
+        at = bisect_right(index, (n, 1 << 62)) - 1
+        groups.setdefault(index[at] if at >= 0 else (1, 0), []).append(n)
+    return list(groups.items())

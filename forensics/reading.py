@@ -129,6 +129,8 @@ class Reader:
         with blocks.open_again(member.real, rows.note) as stream:
             scan.run(blocks.blocks(stream, on_error=rows.note, count=False), pool if info.size >= SMALL else None)
         edges(rows, member.head.text, scan.carry, scan.carry_line, scan.find)
+        if size and not blocks.encoding(member.head.data):
+            member.index = scan.index
         info.lines = scan.lines
         info.stamped = scan.stamped
         kinds.update(kind for kind, count in scan.seen_kinds.items() if count)

@@ -38,6 +38,7 @@ KEPT = 120  # confirmed lines per signature and file that are kept, at each end
 TEXT = 32 << 10  # bytes of one segment that are looked at
 LONG = (8 << 20, 4 << 10)  # of a file's segments above the second figure: bytes looked at before only so much of each is read
 REACH = 64 << 10  # bytes around a block's edges that stay visible
+INDEXED = 8192  # lines after which the offset of one is kept, so that cited lines are found again without reading the file anew
 BACK = 300  # lines searched upwards for a stamp
 
 Ends = np.ndarray[Any, np.dtype[np.intp]]
@@ -75,6 +76,7 @@ class Scan:
     next_line: int = 1  # number of the line that the next block begins with
     size: int = 0  # bytes of the file, 0 where unknown (compressed)
     long: int = 0  # bytes looked at of long segments
+    index: list[tuple[int, int]] = field(default_factory=list)  # (line number, offset in what was read) every INDEXED lines
 
     def run(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> None:
         """Read all blocks of the file; with a pool the next one is read ahead on it."""
@@ -92,6 +94,8 @@ class Scan:
         """Read the lines of one block that hold one of `hits` (in the order of their starts).  `ends` are the offsets of its line feeds."""
         block.first_line = self.next_line
         block.lines = len(ends)
+        every = ends[INDEXED - 1 :: INDEXED].tolist()
+        self.index.extend((block.first_line + n * INDEXED, self.read + end + 1) for n, end in enumerate(every, 1))
         self.read += len(block.data)
         reader = _Reader(self, block, following)
         if hits:
