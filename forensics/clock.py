@@ -120,7 +120,7 @@ def _place(
     for key, one in tracks.items():
         if one.group == "train" and not one.mono:
             steps[key] = (0.0, "reference" if key == reference else "same-clock", 0.0 if key == reference else one.precision, {})
-    _side_by_side(tracks, reference, steps)
+    _side_by_side(tracks, reference, steps, views)
     _by_steps(tracks, views, reference, steps, files)
     for key, (step, *_rest) in steps.items():
         if not tracks[key].zoned or known is not None:
@@ -248,8 +248,13 @@ def _side_by_side(
     tracks: dict[tuple[str, str], Track],
     reference: tuple[str, str],
     steps: dict[tuple[str, str], tuple[float, str, float, dict[str, Any]]],
+    views: dict[tuple[str, str], votes.Seen],
 ) -> None:
-    """Other clocks inside training files: a steady whole zone step between neighbouring lines is their offset."""
+    """Other clocks inside training files: a steady whole zone step between neighbouring lines is their offset.
+
+    Below the last line of the base a silence looks like a zone: the usual time-out of a collective is half an hour.  There the
+    instant at which the ranks began to wait is compared, and without one odd half hours are not believed.
+    """
     by_file: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for key, one in tracks.items():
         if not one.mono and not one.zoned:
@@ -264,8 +269,12 @@ def _side_by_side(
             gaps = _neighbour_gaps(tracks[key], tracks[base])
             if not gaps:
                 continue
-            gap = median(gaps)
+            gap, below = median(gaps), tracks[key].points[0][0] > tracks[base].points[-1][0]
+            if below and views[key].departures:
+                gap = median(views[key].departures) - tracks[base].local[-1]  # what the ranks were doing while the base was silent
             step = round(gap / HALF_HOUR) * HALF_HOUR
+            if below and step % 3600 and not views[key].departures:
+                continue
             if abs(gap - step) <= 90 and abs(step) <= 14 * 3600 and (step or tracks[key].group == "host"):
                 steps[key] = (step, "pair", max(tracks[key].precision, 1.0), {"pairs": len(gaps), "step_s": step})
 

@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass, field
 
 from forensics.culprit import complete, culprit, first_to_fail, infer, neighbour_host
+from forensics.engine import failed_exit
+from forensics.join import went_on
 from forensics.knowledge import LAYERS, Knowledge
 from forensics.run import Run
 from rules.base import Evidence, Finding
@@ -254,12 +256,18 @@ def no_failure(run: Run, ranked: list[Candidate], stops: list[Finding], done: li
         verdict.first = None
         return verdict
     bad = [f for f in findings if f.outcome == "found" and f.role in ("symptom", "consequence", "root")]
-    if not bad:
+    if not bad and not ended_badly(run):
         # A log that merely stops without a fault was healthy in half of the labelled runs: the other half failed silently.
         return Verdict("none", "healthy", NO_FAULT, reason="no-fault")
     verdict = Verdict("unknown", None, 0.5, reason="undecided", alternatives=ranked[:4])
     first_to_fail(verdict, run)
     return verdict
+
+
+def ended_badly(run: Run) -> bool:
+    """Whether the run is known to have failed although nothing says of what: a process's exit code, a log that ends in a traceback."""
+    cut = [e for e in run.kind("traceback") if not e.fields.get("caught") and not e.fields.get("ignored") and not e.fields.get("type")]
+    return failed_exit(run) or any(not went_on(run, e.source, e.line, e.time) for e in cut)
 
 
 def confidence(features: dict[str, float]) -> float:

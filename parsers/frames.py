@@ -36,6 +36,7 @@ SUFFIX = regex.compile(
     r"(?:Error|Exception|Interrupt|Exit|Warning|StopIteration|Timeout|TimeoutExpired|Failure|Fault|Unsupported|ExceptionGroup|Empty|Full|Again|OOM|NotFound)$"
 )
 NAME = regex.compile(r"^(?:[a-z_]\w{0,60}\.){0,12}[A-Z_]\w{0,100}(?:\([\w.]{1,120}\))?$")
+LOWER = regex.compile(r"^(?:[A-Za-z_]\w{0,60}\.){1,6}(?:error|timeout|exception|abort|gaierror|herror)$")  # zlib.error, socket.timeout
 LEVELS = frozenset(
     ("INFO", "WARNING", "WARN", "ERROR", "DEBUG", "CRITICAL", "FATAL", "NOTE", "TRACE", "Traceback", "None", "True", "False", "OK")
 )
@@ -97,7 +98,7 @@ def is_error_name(name: str, after_frames: bool) -> bool:
         return False
     if SUFFIX.search(last) and (last[0].isupper() or "." in base or last[0] == "_"):
         return not last.isupper() or len(last) > 8 or "." in base or last == "OOM"
-    return after_frames and NAME.match(name) is not None and not last.isupper()
+    return after_frames and (LOWER.match(name) is not None or (NAME.match(name) is not None and not last.isupper()))
 
 
 def is_noise(text: str) -> bool:

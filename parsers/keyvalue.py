@@ -324,6 +324,7 @@ PARSER = LineParser(
             for word in ("loss", "Loss")
             for first in ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "-", "n", "i", "|", " ", "=", "(", "[")
         ),
+        *(f"{word} {first}" for word in ("reward", "entropy", "grad_norm") for first in "0123456789-"),
         "Loss: ",
         "Loss/",
         "Loss=",

@@ -34,7 +34,7 @@ _NETWORK = re.compile(r"Using network (?P<net>[A-Za-z][\w /.\-]{0,40})")
 _ENVIRONMENT = re.compile(r"(?P<name>NCCL_[A-Z0-9_]{2,40}) set (?:by environment )?to (?P<value>[^\s.,;]{1,80})")
 _ADDRESS = re.compile(r"(?:Bootstrap ?: Using |OOB )(?P<interface>[\w.\-@]{1,30}):(?P<ip>[0-9a-fA-F.:]{3,45})(?:%\w+)?<\d+>")
 _STATUS = re.compile(r"\b(?:with error|error|status)[ =](?:[A-Z_]+\()?(?P<code>\d{1,2})\)?")
-_PEER = re.compile(r"\b(?:peer|remote peer|to|from) (?P<peer>[\w.:\-]{1,60}<\d{1,5}>)")
+PEER = re.compile(r"\b(?:peer|remote peer|to|from) (?P<peer>[\w.:\-]{1,60}<\d{1,5}>)")
 _HCA = re.compile(r"\b(?P<hca>(?:mlx\d|bnxt_re|rdmap|efa|irdma|hns|erdma|rocep|ibp)[\w\-]{0,20})(?::(?P<port>\d{1,2}))?")
 _TWO_RANKS = re.compile(r"rank (?P<a>\d{1,6})\b.{0,40}?\brank (?P<b>\d{1,6})\b")
 
@@ -117,7 +117,7 @@ def _details(body: str, name: str) -> dict[str, Any]:
             out["hca"] = found["hca"]
             if found["port"]:
                 out["port"] = int(found["port"])
-    if found := _PEER.search(body):
+    if found := PEER.search(body):
         out["peer"] = found["peer"]
     if name in ("version", "duplicate-gpu", "p2p-hardware") and (found := _TWO_RANKS.search(body)):
         out["ranks"] = [int(found["a"]), int(found["b"])]

@@ -28,7 +28,7 @@ import re
 from typing import Any
 
 from parsers.base import Context, Line, LineParser, Rows
-from parsers.nccl import classify
+from parsers.nccl import PEER, classify
 
 LIMIT = 6000
 MAX_RANKS = 4096
@@ -224,6 +224,8 @@ def _error(line: Line, text: str, rows: Rows, context: Context, where: _Where) -
                 inner = rest
                 break
     fields = {"code": code, "inner": inner[:600], "class": _classify_inner(inner) if inner else "", **where.fields}
+    if peer := PEER.search(inner):
+        fields["peer"] = peer["peer"]
     if _once(context, "nccl_error", where.rank, code, inner[:80]):
         rows.event(line, "nccl_error", "error", rank=where.rank, fields=fields)
 

@@ -76,7 +76,7 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
                 break
         if found["count"] == "0":
             return
-        rows.event(line, "ray_oom", "error", fields=fields)
+        rows.event(line, "ray_oom", "error", host=found["ip"], fields=fields)
     elif (found := DIED.search(text)) is not None:
         if "RayTaskError" in text and "Traceback" in text:
             return

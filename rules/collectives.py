@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rules.base import Evidence, Finding, Rule
+from rules.nccl_messages import addresses, faulty_host
 from rules.watchdog_table import Group, build, holes, is_final
 
 if TYPE_CHECKING:
@@ -129,6 +130,10 @@ def suspects(run: Run, group: Group, everyone: set[int]) -> tuple[list[int], str
     `everyone`: the ranks that report a time-out in any group.  Of a part of the world only the reports tell who belongs to it,
     so there a rank counts as silent if it reports nowhere while most ranks do.
     """
+    if group.key == "?" and len({w.group_rank for w in group.waits.values()}) == len(group.waits):
+        found = sorted(r for r in holes(group) - everyone if not run.world_size or r < run.world_size)
+        if found and len(found) * 4 <= max(4, len(group.waits) + len(found)):
+            return found, "silent"
     reporting = {r for r in group.waits if r >= 0} if group.whole else everyone
     members = _members(run, group, everyone)
     silent = sorted(members - reporting)
@@ -341,6 +346,7 @@ def _watchdog_ends(run: Run) -> Iterable[Finding]:
             # Training ran: whoever refuses now is a process that has gone.
             cause, role, weight = "comms/peer-lost", "consequence", 0.34
         ranks = sorted({e.rank for e in events if e.rank is not None})
+        accused = faulty_host(events, addresses(run)) if name == "peer-closed" else None
         yield Finding(
             f"watchdog-end-{name}",
             cause=cause,
@@ -349,7 +355,7 @@ def _watchdog_ends(run: Run) -> Iterable[Finding]:
             time=first.time,
             evidence=[run.evidence(e) for e in events[:4]],
             rank=first.rank if role == "root" and name in ("ecc", "oom", "lost", "illegal-access", "launch", "cuda-oom") else None,
-            host=first.host if role == "root" and name in ("ecc", "lost", "shm") else None,
+            host=first.host if role == "root" and name in ("ecc", "lost", "shm") else accused if name == "peer-closed" else None,
             ranks=ranks if len(ranks) == 1 and role == "root" and name in ("ecc", "oom", "lost") else [],
             covers=COVERS,
             facts={"inner": first.fields.get("inner", "")},

@@ -173,6 +173,9 @@ def judge_processor(run: Run) -> Iterable[Finding]:
         yield view.finding("cpu.hot", hot, "infra/gpu-thermal", "precursor", 0.15, facts={"what": hot[0].fields.get("what") or "cpu"})
 
 
+FALLS = 10.0  # seconds between a fatal error of the port and the driver's notice that its card is gone
+
+
 def _near_end(view: View, events: list[Event], rule: str, cause: str, weight: float, facts: Any) -> Iterator[Finding]:
     inside = [e for e in events if view.phase(e) in ("during", "unknown")]
     aside = [e for e in events if e not in inside]
@@ -232,7 +235,10 @@ def judge_pcie(run: Run) -> Iterable[Finding]:
     events = ordered(run.kind("aer"))
     severe = [e for e in events if e.fields.get("severity") in ("fatal", "nonfatal")]
     fallen = [e for e in [*run.kind("gpu_lost"), *run.kind("xid")] if e.kind == "gpu_lost" or e.fields.get("code") == 79]
-    yield from _near_end(view, [e for e in severe if e.fields["severity"] == "fatal"], "pcie.fatal", "infra/pcie-error", 0.85, _pcie_facts)
+    fatal = [e for e in severe if e.fields["severity"] == "fatal"]
+    lost = any(view.host(e) == view.host(f) and 0 <= gap <= FALLS for e in fatal for f in fallen if (gap := _gap(e, f)) is not None)
+    # A card that drops off the bus is reported first by the port above it: one event, named by what fell.
+    yield from _near_end(view, fatal, "pcie.fatal", "infra/gpu-fell-off-bus" if lost else "infra/pcie-error", 0.85, _pcie_facts)
     yield from _near_end(
         view, [e for e in severe if e.fields["severity"] == "nonfatal"], "pcie.nonfatal", "infra/pcie-error", 0.45, _pcie_facts
     )
@@ -242,6 +248,13 @@ def judge_pcie(run: Run) -> Iterable[Finding]:
     yield from _near_end(view, slot, "pcie.slot", "infra/gpu-fell-off-bus" if gone else "infra/pcie-error", 0.8, _pcie_facts)
     yield from _near_end(view, [e for e in cut if e not in slot], "pcie.contained", "infra/pcie-error", 0.8, _pcie_facts)
     yield from _flood(view, [e for e in events if e.fields.get("severity") == "corrected"], fallen)
+
+
+def _gap(first: Event, second: Event) -> float | None:
+    """Seconds from one event to another of the same clock; None where either has no stamp."""
+    if first.stamp is None or second.stamp is None or first.source != second.source:
+        return None
+    return second.stamp.seconds - first.stamp.seconds
 
 
 def _flood(view: View, events: list[Event], fallen: list[Event]) -> Iterator[Finding]:

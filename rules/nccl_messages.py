@@ -36,6 +36,7 @@ CAUSES: dict[str, tuple[str, Role, float, float]] = {
     "ras": ("comms/peer-lost", "consequence", 0.32, 0.3),
     "guide-timeout": ("comms/collective-timeout", "consequence", 0.4, 0.3),
 }
+FABRIC = re.compile(r"OFI|libfabric|\bEFA\b|\befa\b")
 #: completion status -> weight: 5 is flushed work after another error; 12 and 13 mean link or peer; 4, 9, 10, 11 memory or peer
 STATUS_WEIGHT = {5: 0.25, 12: 0.75, 13: 0.75, 4: 0.6, 9: 0.55, 10: 0.6, 11: 0.6}
 #: text -> cause for `Cuda failure '...'` inside NCCL
@@ -78,8 +79,9 @@ def faulty_host(events: list[Event], known: dict[str, str]) -> str | None:
         peer = known.get(peer, peer)
         if not peer.replace(".", "").isdigit() and ":" not in peer:
             peer = peer.partition(".")[0]
-        if event.host and peer and peer != event.host:
-            complaints[event.host, peer] += 1
+        host = event.host or f"?{event.rank}"  # a complainer without a name still counts as one
+        if peer and peer != host:
+            complaints[host, peer] += 1
     if not complaints:
         return None
     by_complainer: dict[str, set[str]] = {}
@@ -92,7 +94,7 @@ def faulty_host(events: list[Event], known: dict[str, str]) -> str | None:
     if len(complainers) > len(peers):
         return peer if peer in known.values() or not peer.replace(".", "").isdigit() else None
     if len(peers) > len(complainers):
-        return host
+        return None if host.startswith("?") else host
     # both sides complain of each other only: neither is told apart; one complaint accuses its peer
     return peer if len(complaints) == 1 and (peer in known.values() or not peer.replace(".", "").isdigit()) else None
 
@@ -180,6 +182,8 @@ def judge(run: Run) -> Iterable[Finding]:
             rank = None
         elif name in ("peer-closed", "connect", "ras"):
             host, rank = (faulty_host(members, known) if name != "connect" else unreachable(run, members)), None
+        elif name == "plugin" and not any(FABRIC.search(str(e.fields.get("body"))) for e in members):
+            cause = "comms/connect-failed"  # no network of any kind came up, and nothing speaks of EFA
         if name in ("ib-port", "ib-async") and not hurt:
             # A link that went down and came back; a fatal event of the card on which the log ends is another matter.
             fatal = silent_end and is_warn and any(word in str(e.fields.get("body")) for e in members for word in ("fatal", "catastrophic"))

@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 
 KL_START = 5.0  # nats; policy and reference are the same model before the first update, so the KL starts near 0
 KL_NEGATIVE = -1.0  # below the noise of the k1 estimator
+SWELLS = 4.0  # times the level of the first fifth from which a steady rise is one without bound
 KL_LARGE = 0.5  # nats; from here on the policy is another model, whatever the estimator
 LOGPROB_HIGH = 0.15  # nats; a healthy difference between rollout engine and trainer is a few hundredths
 RATIO_HIGH = 0.05  # distance from 1 of a mean importance ratio or token probability error
 MISMATCH = ("logprob_diff", "prob_diff", "rollout_importance_ratio", "importance_ratio", "rollout_kl")
+LARGEST = ("importance_ratio_max",)
+TEARS = 10.0  # times its early level from which the largest ratio of a batch is no longer a matter of tails
 AROUND_ONE = ("importance_ratio", "token_mult_prob_error")  # metrics whose healthy value is 1
 
 
@@ -193,7 +196,7 @@ def judge_entropy(run: Run) -> Iterator[Finding]:
             "series.entropy-collapse", "reward/entropy-collapse", entropy, start, 0.5, covers, baseline=short(early), final=short(final)
         )
         return
-    up = departures(run)["entropy"]
+    up = departures(run)["entropy"] or _swells(entropy, clean)
     if up is not None and up.factor >= 1.6:
         clip = series(run, "response_clip_ratio")
         harm = departures(run)["reward-down"] is not None or (
@@ -227,6 +230,15 @@ def _entropy_down(entropy: Series, clean: list[float]) -> Departure | None:
     return Departure(clear, math.exp(spot.baseline), spot.sigma, math.exp(spot.threshold), math.exp(spot.final), spot.worst)
 
 
+def _swells(line: Series, clean: list[float]) -> Departure | None:
+    """A rise from the first step on, without a level to leave: to SWELLS times the first fifth, still going at the end."""
+    early, final = median(clean[: max(4, len(clean) // 5)]), tail_level(clean)
+    if len(clean) < 2 * MIN_POINTS or early <= 0 or final < SWELLS * early or monotone(clean) < 0.6 or plateau(clean[len(clean) // 2 :]):
+        return None
+    at = next(i for i, v in enumerate(line.value) if v >= 2 * early and median(line.value[i : i + 5]) >= 2 * early)
+    return Departure(at, early, noise(clean), 2 * early, final, len(line) - 1)
+
+
 def _late_gain(reward: Series) -> bool:
     """The reward is still improving in the last third of the run."""
     clean = finite(reward.value)
@@ -247,7 +259,7 @@ def judge_length(run: Run) -> Iterator[Finding]:
         return
     spots = departures(run)
     clip = series(run, "response_clip_ratio")
-    up, down = spots["response_length"], spots["length-down"]
+    up, down = spots["response_length"] or _swells(length, clean), spots["length-down"]
     gain = _late_gain(series(run, "reward"))
     earlier = {name for name, line in _harm(run, length.source[0])[:1] if name not in ("response_length", "length-down")}
     if up is not None and up.factor >= 1.4 and not gain:
@@ -289,12 +301,12 @@ def judge_mismatch(run: Run) -> Iterator[Finding]:
     covers = ("L2.3", "S9")
     names = [name for name in sorted(run.names()) if name in MISMATCH or name.endswith(AROUND_ONE[1])]
     best: tuple[float, Series, int, str] | None = None
-    for name in names:
+    for name in (*names, *LARGEST):
         line = series(run, name)
         clean = [abs(v) for v in finite(line.value)]
         if len(clean) < 5:
             continue
-        hit = _drifts(name, line, clean)
+        hit = _tears(line, clean) if name in LARGEST else _drifts(name, line, clean)
         if hit is not None and (best is None or hit[0] > best[0]):
             best = (hit[0], line, hit[1], hit[2])
     if best is not None:
@@ -332,6 +344,21 @@ def judge_mismatch(run: Run) -> Iterator[Finding]:
         return
     line = series(run, names[0]) if names else sync
     yield excluded("series.policy-mismatch", "reward/policy-mismatch", covers, line, level=short(level(line)))
+
+
+def _tears(line: Series, clean: list[float]) -> tuple[float, int, str] | None:
+    """(weight, position, how) when the largest probability ratio of each batch leaves its level by an order of magnitude and stays.
+
+    A batch's largest ratio has a heavy tail: only a level that has risen says that the policies part.
+    """
+    if len(clean) < 2 * MIN_POINTS:
+        return None
+    early, final = median(clean[: max(4, len(clean) // 5)]), tail_level(clean)
+    if final < TEARS * max(early, 1.0):
+        return None
+    limit = 0.2 * TEARS * max(early, 1.0)
+    index = next((i for i, v in enumerate(line.value) if v >= limit and median(line.value[i : i + 5]) >= limit), 0)
+    return 0.66, index, "drift"
 
 
 def _drifts(name: str, line: Series, clean: list[float]) -> tuple[float, int, str] | None:

@@ -26,6 +26,7 @@ def judge(run: Run) -> Iterable[Finding]:
     yield from _gloo(run)
     yield from _hccl(run)
     yield from _unresolved(run)
+    yield from _attempts(run)
 
 
 def _final(run: Run, kind: str) -> list[Event]:
@@ -157,6 +158,37 @@ def _hccl(run: Run) -> Iterable[Finding]:
         facts={"ranks": ranks, "code": events[0].fields.get("code")},
         count=len(events),
     )
+
+
+ANSWERS = frozenset({"110", "111", "113"})  # timed out, refused, no route: the address was asked; the others mean an address family
+PATIENCE = 60.0  # seconds of trying from which a server that is only slow to start is unlikely
+TRIES = 6  # attempts that end a log
+
+
+def _attempts(run: Run) -> Iterable[Finding]:
+    """A log that ends in attempts to reach the store: nobody listens there.  Single failed attempts belong to every start."""
+    events = [e for e in run.events if e.signature == "store-client-attempt" and e.fields.get("errno") in ANSWERS and is_final(run, e)]
+    by_file: dict[str, list[Event]] = {}
+    for event in events:
+        by_file.setdefault(event.source, []).append(event)
+    for source, tries in by_file.items():
+        last = tries[-1]
+        length = run.files[source].lines if source in run.files else 0
+        stamped = [e.time for e in tries if e.time is not None and not e.inherited]
+        long = len(stamped) > 2 and max(stamped) - min(stamped) >= PATIENCE
+        if len(tries) + int(last.fields.get("left_out", 0)) < TRIES or (length and length - last.line > 3) or (stamped and not long):
+            continue
+        yield Finding(
+            "store.unreachable",
+            cause="comms/connect-failed",
+            weight=0.5,
+            time=tries[0].time,
+            evidence=[run.evidence(tries[0]), run.evidence(last)],
+            covers=COVERS,
+            facts={"tries": len(tries)},
+            count=len(tries),
+        )
+        return
 
 
 UNRESOLVED = frozenset({"master-host-unresolved", "master-name-unresolvable", "c10d-client-no-host"})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rules.base import Evidence, Finding, Rule
 from rules.series_view import excluded, found, rl, series, short, undecided
-from rules.statistics import finite, mad_sigma, median, noise
+from rules.statistics import finite, mad_sigma, median, noise, theil_sen
 
 if TYPE_CHECKING:
     from forensics.run import Run, Series
@@ -83,8 +83,10 @@ def _one(run: Run, loss: Series, at: int, event: Event | None, covers: tuple[str
             facts={"factor": short(median(after) / median(before))},
         )
     admits = _admitted(run, event)
-    apart = max(after) < min(before) and len(after) >= 8
-    if shift < 0 and (shift < -5 * spread or apart) and abs(shift) > 0.02 * abs(median(before)) and len(before) >= 8:
+    # A loss that falls anyway is lower after a resume too: what its own slope on either side explains is no drop.
+    fall = shift - min(0.0, theil_sen(before), theil_sen(after)) * (len(before) + len(after)) / 2
+    apart = max(after) < min(before) and len(after) >= 8 and fall < -3 * noise(before)
+    if fall < 0 and (fall < -5 * spread or apart) and abs(fall) > 0.02 * abs(median(before)) and len(before) >= 8:
         weight = 0.72 if admits is not None else 0.5
         finding = found(
             "series.resume-data",

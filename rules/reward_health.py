@@ -114,6 +114,9 @@ def _falls(line: Series, share: float = 0.2) -> int | None:
         spot = leaves(line.value, up=False, k=5.0, relative=share, floor=1e-3)
         if spot is not None:
             return spot.index
+        early = median(clean[: max(4, len(clean) // 5)])
+        if len(clean) >= 2 * MIN_POINTS and monotone(clean) < -0.6 and tail_level(clean) <= (1 - 1.5 * share) * early:
+            return next(i for i, v in enumerate(line.value) if v <= (1 - 0.5 * share) * early)  # down from the first reading on
     if 4 <= len(clean) < 40:
         best = max(range(len(line)), key=lambda i: line.value[i] if math.isfinite(line.value[i]) else -math.inf)
         after = finite(line.value[best + 1 :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING
@@ -79,6 +80,64 @@ def _slowest(values: dict[int, list[tuple[float, str, int, float | None]]]) -> t
     return rank, own, others, start
 
 
+#: names of a rank's own computing in words of the user's own (`fwd_bwd_ms`, `forward_time`)
+COMPUTE = re.compile(
+    r"(?i)(?:fwd|bwd|forward|backward|compute|matmul|gemm)[\w/.-]{0,30}?(?:_?ms|_?time|_s|secs?|seconds)\b(?!.*(?:comm|sync|wait|reduce|gather))"
+)
+STEADY_POINTS = 20  # readings of each rank
+STEADY_RANKS = 4  # of which one differs
+EXCESS = 0.05  # of the others' level; boost clocks of equal cards differ by 2 to 3 %
+
+
+def judge_steady(run: Run) -> Iterable[Finding]:
+    """One rank that needs a little longer for the same work in every step, far outside the spread of all others: a slow card."""
+    frame = run.metrics
+    if frame is None or not frame.height or "rank" not in frame.columns:
+        return
+    import polars as pl
+
+    for name in sorted(n for n in run.names() if COMPUTE.search(n) or n in OWN[1:4]):
+        rows = frame.filter((pl.col("name") == name) & pl.col("rank").is_not_null() & pl.col("value").is_finite())
+        if rows["rank"].n_unique() < STEADY_RANKS:
+            continue
+        table = rows.group_by("rank").agg(
+            pl.col("value").median().alias("level"), pl.col("value").quantile(0.1).alias("low"), pl.len().alias("count")
+        )
+        if table["count"].min() < STEADY_POINTS:  # type: ignore[operator]
+            continue
+        ordered = table.sort("level", descending=True)
+        rank, own, low = int(ordered["rank"][0]), float(ordered["level"][0]), float(ordered["low"][0])
+        rest = ordered["level"][1:]
+        others, spread = float(rest.median()), float(rest.max()) - float(rest.min())  # type: ignore[arg-type]
+        if others <= 0 or own - others < EXCESS * others or own - others < 4 * spread or low <= float(rest.max()):  # type: ignore[arg-type]
+            continue
+        mine = rows.filter(pl.col("rank") == rank)
+        start = float(mine["value"].head(mine.height // 4).median())  # type: ignore[arg-type]
+        if rank in (ordered["rank"].min(), ordered["rank"].max()) and start - others > 0.5 * EXCESS * others:
+            continue  # slower from the first step on: rank 0 also logs, the first and last stage of a pipeline also embed
+        first = mine.row(0, named=True)
+        yield Finding(
+            "straggler-steady",
+            cause="infra/gpu-slow",
+            weight=0.45,
+            time=first["time"],
+            evidence=[Evidence(first["source"], first["line"], f"{name} = {first['value']:g}", first["time"])],
+            rank=rank,
+            ranks=[rank],
+            covers=COVERS,
+            facts={
+                "metric": name,
+                "rank": rank,
+                "own": f"{own:.4g}",
+                "others": f"{others:.4g}",
+                "spread": f"{spread:.2g}",
+                "excess": round(100 * (own / others - 1)),
+                "lasting": True,
+            },
+        )
+        return
+
+
 def judge_spread(run: Run) -> Iterable[Finding]:
     """Timers printed as (min, max) across ranks: the spread of the computing part opened up, so some rank is slow."""
     names = run.names()
@@ -149,6 +208,7 @@ def judge_reported(run: Run) -> Iterable[Finding]:
 
 RULES = (
     Rule("straggler", judge, covers=COVERS),
+    Rule("straggler-steady", judge_steady, covers=COVERS),
     Rule("straggler-spread", judge_spread, covers=COVERS),
     Rule("straggler-reported", judge_reported, covers=COVERS),
 )

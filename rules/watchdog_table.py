@@ -111,7 +111,7 @@ def build(run: Run) -> list[Group]:
         pg, name = fields.get("pg"), fields.get("pg_name") or ""
         if pg is None:
             # only the rank inside the group is known; where it is the global rank the group is taken as the world
-            whole = event.fields.get("group_rank") in (None, event.rank)
+            whole = event.fields.get("group_rank") in (None, event.rank) and (event.fields.get("op"), event.fields.get("seq")) not in inside
             key, sure = ("0" if whole else "?"), False
         else:
             whole = name == "default_pg" or str(pg) in ("0", "default_pg")
@@ -120,6 +120,12 @@ def build(run: Run) -> list[Group]:
         group.sure = group.sure or sure
         return group
 
+    # Without a group's name the ranks inside it tell: where one differs from the global rank no report need be of the world.
+    inside = {
+        (e.fields.get("op"), e.fields.get("seq"))
+        for e in run.kind("watchdog_timeout")
+        if e.fields.get("group_rank") not in (None, e.rank) and e.fields.get("pg") is None and not status
+    }
     for event in run.kind("watchdog_timeout"):
         if not is_final(run, event) or event.fields.get("repeat"):
             continue
@@ -137,7 +143,7 @@ def build(run: Run) -> list[Group]:
             fields.get("ran_ms"),
         )
         wait.group_rank = fields.get("group_rank")
-        wait.pg = str((told.fields if told is not None else fields).get("pg") or "") or None
+        wait.pg = str((told.fields if told is not None else fields).get("pg") or "") or ("?" if group.key == "?" else None)
         if told is not None:
             wait.last_enqueued, wait.last_completed = told.fields.get("last_enqueued"), told.fields.get("last_completed")
         held = group.waits.get(rank)
