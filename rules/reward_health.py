@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rules.base import Finding, Rule
-from rules.series_view import departures, excluded, found, index_at, level, rounded, series, short, undecided, where
+from rules.base import Finding, Role, Rule
+from rules.series_view import LATER, departures, excluded, found, index_at, level, rounded, series, short, undecided, where
 from rules.statistics import MIN_POINTS, departure, finite, leaves, mad_sigma, median, monotone, noise, settles_at, tail_level
 
 if TYPE_CHECKING:
@@ -197,6 +197,9 @@ def judge_collapse(run: Run) -> Iterator[Finding]:
     weight = 0.66 if drop >= 0.5 * max(abs(spot.baseline), 0.5 * span) else 0.5
     if spot.final == 0 and reward.value[spot.index] == 0:
         weight = 0.5  # gone from one reading to the next: a dead signal rather than a policy that got worse
+    role: Role = "root"
+    if _out_of_order(run):
+        weight, role = LATER, "consequence"  # the reward model itself is shown to fail
     yield found(
         "series.reward-collapse",
         "reward/reward-collapse",
@@ -204,9 +207,18 @@ def judge_collapse(run: Run) -> Iterator[Finding]:
         spot.index,
         weight,
         covers,
+        role=role,
         baseline=short(spot.baseline),
         final=short(spot.final),
     )
+
+
+def _out_of_order(run: Run) -> bool:
+    """Whether the guide's probe ends with the reward model putting the rejected answers first."""
+    chosen, rejected = series(run, "reward_chosen"), series(run, "reward_rejected")
+    if "reward_chosen_std" not in run.names() or min(len(chosen), len(rejected)) < MIN_POINTS:
+        return False
+    return level_tail(chosen) < level_tail(rejected)  # type: ignore[operator]
 
 
 def _swing(reward: Series, clean: list[float], covers: tuple[str, ...]) -> Iterator[Finding]:
