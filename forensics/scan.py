@@ -30,6 +30,7 @@ from rules.base import Signature
 FLOOD = (5_000, 400)
 READINGS = (8_000, 1_000)
 LARGE = 64 << 20
+SHARED = 2_000  # lines per literal that all small files of a run together show before each shows its first and last
 ALL = 3  # times the first figure that all files of a run together may hold before the same sets in
 HEAVY = 500  # hits of a block from which leaving a thinned literal out of the search pays for making the search anew
 SMALL = 1 << 20  # a file below this shows one line at each end of a literal that floods its run
@@ -148,6 +149,7 @@ class Scan:
         total = self.total
         total.update(per_literal)
         edge = 1 if small or (large and not tail) else EDGE
+        limit = ALL * FLOOD[0] if not small else SHARED
         over: set[int] = set()
         plans: dict[
             int, tuple[int, int, int]
@@ -162,9 +164,7 @@ class Scan:
                         plans[literal] = (0, wanted, latest)
                 elif self.counts[literal] > READINGS[large] or total[literal] > ALL * READINGS[0]:
                     over.add(literal)
-            elif count > 2 * edge and (
-                literal in self.matcher.sparse or self.counts[literal] > FLOOD[large] or total[literal] > ALL * FLOOD[0]
-            ):
+            elif count > 2 * edge and (literal in self.matcher.sparse or self.counts[literal] > FLOOD[large] or total[literal] > limit):
                 plans[literal] = (edge, 0, edge)
         self.over |= over
         self.flooding |= {literal for literal in over.union(plans) if per_literal[literal] > HEAVY}
@@ -202,7 +202,6 @@ class Scan:
             signatures.update(to_signatures)
             parsers.update(to_parsers)
         if parsers:
-            reader.inherit_for(line, begin)
             self._parse(reader, line, begin, end, sorted(parsers))
         for which in sorted(signatures):
             signature = self.matcher.signatures[which]
@@ -215,7 +214,6 @@ class Scan:
             if groups is None and line.full != line.text:
                 groups = self.matcher.confirm(which, line.full)
             if groups is not None:
-                reader.inherit_for(line, begin)
                 self._keep(which, signature, line, groups)
 
     def _parse(self, reader: _Reader, line: Line, begin: int, end: int, parsers: list[int]) -> None:
@@ -278,6 +276,30 @@ class Scan:
             self.late.setdefault(which, deque(maxlen=KEPT)).append(event)
 
 
+class _Scanned(Line):
+    """A line whose inherited stamp is looked for when somebody asks: most lines with a literal say nothing in the end.
+
+    The three fields of the stamp are unset until then.
+    """
+
+    __slots__ = ("above",)
+    above: tuple[_Reader, int] | Line  # the reader and the line's offset in its block, or the line it is a neighbour of
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("stamp", "inherited", "stamp_line"):
+            raise AttributeError(name)
+        above = self.above
+        self.stamp, self.inherited, self.stamp_line = None, False, 0
+        if isinstance(above, Line):
+            self.stamp, self.inherited, self.stamp_line = above.stamp, True, above.stamp_line or above.number
+        elif above[0].scan.carry_line < self.number:  # else asked too late: what the reader knows by now may stand below
+            reader, begin = above
+            self.stamp = reader.inherit(begin, self.number)
+            if self.stamp is not None:
+                self.inherited, self.stamp_line = True, reader.scan.stamp_line
+        return object.__getattribute__(self, name)
+
+
 class _Reader:
     """Makes `Line`s from one block, with the edges of its neighbours in view."""
 
@@ -290,25 +312,22 @@ class _Reader:
         full = clean(self.block.data[begin : min(end, begin + self.scan.text)])
         if len(full) > LONG[1]:
             self.scan.long += len(full)
-        line = self._prefixed(full, number)
-        line.stamp = self.scan.find(full)
-        if line.stamp is not None:
-            self.scan.carry, self.scan.carry_line = line.stamp, number
+        line = self._prefixed(full, number, (self, begin))
+        stamp = self.scan.find(full)
+        if stamp is not None:
+            line.stamp, line.inherited, line.stamp_line = stamp, False, 0
+            self.scan.carry, self.scan.carry_line = stamp, number
             self.scan.stamp_line = number
             self.scan.stamped += 1
         self.scan.tried += 1
         return line
 
-    def inherit_for(self, line: Line, begin: int) -> None:
-        """Give a line that begins at `begin` and has no stamp the nearest one above: only for lines that say something."""
-        if line.stamp is None:
-            line.stamp = self.inherit(begin, line.number)
-            if line.stamp is not None:
-                line.inherited, line.stamp_line = True, self.scan.stamp_line
-
-    def _prefixed(self, full: str, number: int) -> Line:
-        prefixed = strip(full, self.scan.style)
-        return Line(self.scan.rows.source, number, prefixed.text, full, prefixed.rank, prefixed.host, prefixed.pid, prefixed.actor)
+    def _prefixed(self, full: str, number: int, above: tuple[_Reader, int] | Line) -> Line:
+        found = strip(full, self.scan.style)
+        line = _Scanned(self.scan.rows.source, number, found.text, full, found.rank, found.host, found.pid, found.actor)
+        line.above = above
+        del line.stamp, line.inherited, line.stamp_line
+        return line
 
     def inherit(self, begin: int, number: int) -> Stamp | None:
         """The nearest stamp above `begin`; lines between here and the last one found are tried once."""
@@ -375,10 +394,7 @@ class _Reader:
                 yield self._neighbour(piece[-TEXT:], number, of)
 
     def _neighbour(self, piece: bytes, number: int, of: Line) -> Line:
-        line = self._prefixed(clean(piece), number)
-        line.stamp, line.inherited = of.stamp, True
-        line.stamp_line = of.stamp_line or of.number
-        return line
+        return self._prefixed(clean(piece), number, of)
 
 
 def _ahead(blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> Iterator[tuple[Block, Ends, Block | None]]:
