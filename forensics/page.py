@@ -23,6 +23,8 @@ AROUND = 4  # lines shown on each side of a cited line
 MAX_CITED = 120
 MAX_CURVES = 16
 MAX_MARKS = 120
+MAX_RANKS = 8192
+MAX_FILES = 1000
 CURVES = (
     "loss grad_norm reward kl entropy response_length learning_rate step_time policy_loss value_loss reward_std clip_fraction "
     "reward_margin reward_accuracy eval_loss response_clip_ratio logprob_diff tokens_per_s loss_scale memory_allocated"
@@ -36,12 +38,17 @@ def build(run: Run, verdict: Verdict, gathered: Gathered) -> Page:
         curves=curves(run),
         tracks=tracks(run, verdict),
         marks=marks(run, verdict),
-        ranks=ranks(run, verdict),
-        files=files(run, gathered),
         first_failure=(verdict.first.time if verdict.first and verdict.first.time is not None else root.time if root else None),
         ended=run.ended,
         healthy_step=run.last_step,
     )
+    matrix, listed = ranks(run, verdict), files(run, gathered)
+    odd = [row for row in matrix if row.odd][:MAX_RANKS]
+    page.ranks = sorted(odd + [row for row in matrix if not row.odd][: MAX_RANKS - len(odd)], key=lambda row: row.rank)
+    page.ranks_more = len(matrix) - len(page.ranks)
+    # Files with a remark are what a reader looks for; then the large ones.
+    listed.sort(key=lambda row: (not row.notes, -row.size, row.path))
+    page.files, page.files_more = listed[:MAX_FILES], max(0, len(listed) - MAX_FILES)
     page.strongest = [_cited(e) for e in strongest(verdict)]
     if run.last_progress_at:
         page.healthy = _cited(run.last_progress_at)
@@ -168,14 +175,13 @@ def ranks(run: Run, verdict: Verdict) -> list[RankRow]:
             info.rank in guilty,
         )
         for info in sorted(run.ranks.values(), key=lambda r: r.rank)
-    ][:4096]
+    ]
 
 
 def files(run: Run, gathered: Gathered) -> list[FileRow]:
     """What was read and what was left out."""
     out = [FileRow(i.path, i.size, i.lines, i.kinds, i.host, i.rank, list(i.notes), i.used) for i in run.files.values()]
-    left_out = [FileRow(path, 0, notes=[reason], used=False) for path, reason in gathered.skipped[:200]]
-    return out[: 1000 - len(left_out)] + left_out
+    return out + [FileRow(path, 0, notes=[reason], used=False) for path, reason in gathered.skipped]
 
 
 STRETCH = 1 << 20  # bytes read at once of a file whose line offsets are known

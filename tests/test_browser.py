@@ -32,7 +32,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    models = {"eight": made.lost_gpu(), "many": made.lost_gpu(1024), "healthy": made.healthy(), "hostile": made.hostile()}
+    models = {"eight": made.lost_gpu(), "many": made.lost_gpu(1024), "huge": made.lost_gpu(2048), "healthy": made.healthy(), "hostile": made.hostile()}
     out = {}
     for name, model in models.items():
         out[name] = folder / f"{name}.html"
@@ -195,6 +195,21 @@ def test_odd_rank_stands_out(browser: Any, pages: dict[str, Path], name: str, wo
         expect(page.locator("#rank-read")).not_to_contain_text("odd one out")
         page.locator("#all-ranks summary").click()
         assert page.locator("#all-ranks tbody tr").count() == world
+
+
+def test_two_thousand_ranks_are_drawn_as_paths_and_read_under_the_pointer(browser: Any, pages: dict[str, Path]) -> None:
+    with Opened(browser, pages["huge"], plot=False) as o:
+        page = o.page
+        assert page.locator("#grid .cell").count() == 1  # the odd one
+        assert page.locator("#grid path.cells").evaluate_all("all => all.map(e => e.getAttribute('d').split('M').length - 1)") == [2047]
+        expect(page.locator("#rank-read")).to_contain_text("Rank 517 (odd one out)")
+        page.locator("#grid").scroll_into_view_if_needed()
+        box = page.locator("#grid .cell.odd").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 1.5 * box["height"] + 2.5)  # the cell below: one row of 64 on
+        expect(page.locator("#rank-read")).to_contain_text("Rank 581")
+        page.locator("#grid").focus()
+        page.keyboard.press("ArrowUp")
+        expect(page.locator("#rank-read")).to_contain_text("Rank 517 (odd")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import hashlib
 import io
 import json
 import math
@@ -125,7 +126,7 @@ def test_terminal_names_the_place() -> None:
 # the page
 
 
-@pytest.mark.parametrize("world", [8, 1024])
+@pytest.mark.parametrize("world", [8, 1024, 4096])
 def test_page_is_small_and_complete(world: int) -> None:
     out = render_html(made.lost_gpu(world))
     assert len(out.encode()) <= LARGEST
@@ -143,6 +144,18 @@ def test_page_gives_up_context_before_size() -> None:
         )
         model.page.context[f"big.log:{n}"] = [(i, "word " * 119) for i in range(1, 41)]
     assert len(render_html(model).encode()) <= LARGEST
+
+
+def test_page_of_very_many_ranks_and_files_says_what_it_leaves_out() -> None:
+    model = made.lost_gpu(8192)
+    for row in model.page.ranks:  # each with words of its own, which do not pack
+        row.last_collective = " ".join(hashlib.sha256(f"{row.rank}/{n}".encode()).hexdigest() for n in range(2))
+        row.first_error = Cited("x.log", row.rank + 1, " ".join(hashlib.sha256(f"{row.rank}:{n}".encode()).hexdigest() for n in range(3)))
+    out = render_html(model)
+    assert len(out.encode()) <= LARGEST
+    assert "7680 further ranks" in out.replace(",", "")
+    assert re.search(r'class="cell t\d odd"', out)  # the guilty one is not among those left out
+    assert len(model.page.ranks) == 8192  # other renderings still have all
 
 
 def test_unknown_language_is_refused() -> None:

@@ -11,6 +11,8 @@ import gzip
 import hashlib
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -20,27 +22,59 @@ from markupsafe import Markup, escape
 
 from forensics.report import plots
 from forensics.report import text as t
-from forensics.report.model import PostMortem
+from forensics.report.model import Page, PostMortem
 from forensics.report.view import LAYERS, VERDICTS, View
 
 FILES = 400  # files listed
 FINDINGS = 60  # findings listed of one layer and outcome
 RANK_ROWS = 8192  # ranks in the page
+CELLS = 1024  # ranks that are drawn as one element each
 ENVIRONMENT = 300  # items of the environment listed
 LARGEST = 2_500_000  # bytes the page may have
+FEW_FILES = 60  # files and ranks of a page that would be larger
+FEW_RANKS = 512
 
 
 def render_html(model: PostMortem, lang: str = "en", plotly_at: str | None = None) -> str:
     """The whole page.  `lang`: `en` or `zh` (ValueError for another).
 
     plotly_at: where a copy of plotly.js shared by several pages lies, relative to the page; without it the page carries its own.
-    The page stays under 2.5 MB: should the lines around the quotes and the curves be too many, the lines go first.
+    The page stays under 2.5 MB: should there be too much, the lines around the quotes go first, then files, ranks that are like the
+    others, and curves; how many were left out stands in the page.
     """
     page = _render(View(model, lang), plotly_at)
-    if len(page.encode()) > LARGEST:
-        model.page.context = {}
+    model = replace(model, page=replace(model.page))  # thinned here, whole for other renderings
+    for thin in THINNER:
+        if len(page.encode()) <= LARGEST:
+            break
+        thin(model.page)
         page = _render(View(model, lang), plotly_at)
     return page
+
+
+def _no_context(page: Page) -> None:
+    page.context = {}
+
+
+def _few_files(page: Page) -> None:
+    kept = sorted(page.files, key=lambda f: (not f.notes, -f.size, f.path))[:FEW_FILES]
+    page.files_more += len(page.files) - len(kept)
+    page.files = kept
+
+
+def _few_ranks(page: Page) -> None:
+    spare = max(0, FEW_RANKS - sum(row.odd for row in page.ranks))
+    plain = {row.rank for row in [row for row in page.ranks if not row.odd][:spare]}
+    kept = [row for row in page.ranks if row.odd or row.rank in plain][:FEW_RANKS]
+    page.ranks_more += len(page.ranks) - len(kept)
+    page.ranks = kept
+
+
+def _few_curves(page: Page) -> None:
+    page.curves, page.tracks = page.curves[:6], page.tracks[:16]
+
+
+THINNER: tuple[Callable[[Page], None], ...] = (_no_context, _few_files, _few_ranks, _few_curves)
 
 
 def render_fragment(model: PostMortem, lang: str = "en") -> str:
@@ -70,7 +104,7 @@ def _render(view: View, plotly_at: str | None) -> str:
         grid=_grid(view),
         layers=_layers(view),
         environment=_pairs(view.facts.get("environment"))[:ENVIRONMENT],
-        files=sorted(view.page.files, key=lambda f: (-f.size, f.path))[:FILES],
+        files=sorted(view.page.files, key=lambda f: (not f.notes, -f.size, f.path))[:FILES],
         verdicts=VERDICTS,
     )  # fmt: skip
     return text.encode("utf-8", "replace").decode("utf-8")
@@ -160,7 +194,7 @@ def _onion(view: View) -> list[dict[str, Any]]:
 
 
 def _grid(view: View) -> dict[str, Any]:
-    """Cells of the rank matrix: position, size and tone; ranks in order, 8 to 64 in a row."""
+    """Cells of the rank matrix: position, size and tone; ranks in order, 8 to 64 in a row.  Very many are drawn as a path for each tone."""
     tone = {rank: group for group in view.groups() for rank in group.ranks}
     rows = sorted(view.page.ranks, key=lambda r: r.rank)[:RANK_ROWS]
     count = len(rows)
@@ -178,9 +212,27 @@ def _grid(view: View) -> dict[str, Any]:
         for index, row in enumerate(rows)
     ]
     gap = 8 if count <= 32 else 2.5 if columns == 64 else 4
+    paths = []
+    if count > CELLS:  # one path for all of a tone; those singled out keep an element of their own
+        box = f"h{wide - gap:g}v{high - gap:g}h-{wide - gap:g}z"
+        plain = [cell for cell in cells if not cell["odd"]]
+        cells = [cell for cell in cells if cell["odd"]]
+        for shade in sorted({cell["tone"] for cell in plain}):
+            paths.append({"tone": shade, "d": "".join(f"M{c['x']:g} {c['y']:g}{box}" for c in plain if c["tone"] == shade)})
     lines = -(-count // columns)
     used = columns if count <= 32 else min(count, columns)  # a few ranks keep the size of eight in a row
-    return {"cells": cells, "w": wide - gap, "h": high - gap, "width": used * wide, "height": lines * high, "large": count <= 32}
+    return {
+        "cells": cells,
+        "paths": paths,
+        "columns": columns,
+        "wide": wide,
+        "high": high,
+        "w": wide - gap,
+        "h": high - gap,
+        "width": used * wide,
+        "height": lines * high,
+        "large": count <= 32,
+    }
 
 
 def _rank_rows(view: View) -> list[list[Any]]:

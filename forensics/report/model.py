@@ -118,6 +118,7 @@ class Page:
     healthy, last: the last healthy step's line and the last line of the run; `healthy_step` its number.
     first_failure, ended: Unix seconds.  zone: hours from UTC in which times are shown.
     last_colour: the last three-colour line before the crash, if the logs hold any.
+    ranks_more, files_more: how many there are beyond those in `ranks` and `files`.
     """
 
     curves: list[Curve] = field(default_factory=list)
@@ -134,6 +135,8 @@ class Page:
     ended: float | None = None
     zone: float = 0.0
     last_colour: Cited | None = None
+    ranks_more: int = 0
+    files_more: int = 0
 
 
 @dataclass(slots=True)

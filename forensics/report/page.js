@@ -55,22 +55,26 @@
   function ranks(rows) {
     const grid = $("grid");
     if (!grid) return;
-    const cells = [...grid.querySelectorAll(".cell")];
-    const read = $("rank-read");
-    const columns = cells.filter((c) => c.firstChild.getAttribute("y") === cells[0].firstChild.getAttribute("y")).length;
+    const read = $("rank-read"), ring = $("grid-on");
+    const columns = Number(grid.dataset.columns), wide = Number(grid.dataset.wide), high = Number(grid.dataset.high);
     let at = Math.max(0, rows.findIndex((r) => r[7]));
     const label = ["ranks_rank", "ranks_place", "ranks_last_step", "ranks_last_seen", "ranks_collective", "ranks_error", "ranks_exit"].map((k) => words[k]);
     const show = (i) => {
-      if (i < 0 || i >= cells.length) return;
-      cells[at].classList.remove("on");
+      if (!(i >= 0 && i < rows.length)) return;
       at = i;
-      cells[at].classList.add("on");
+      ring.setAttribute("x", (at % columns) * wide);
+      ring.setAttribute("y", Math.floor(at / columns) * high);
+      ring.classList.add("on");
       const row = rows[at];
       const parts = row.slice(1, 7).map((v, k) => (v ? (k ? `${label[k + 1]}: ${v}` : v) : "")).filter(Boolean);
       read.textContent = `${label[0]} ${row[0]}${row[7] ? " (" + words.ranks_odd + ")" : ""} · ${parts.join(" · ") || words.ranks_nothing}`;
     };
-    const over = (event) => { const cell = event.target.closest(".cell"); if (cell) show(Number(cell.dataset.i)); };
-    grid.addEventListener("pointerover", over);
+    const over = (event) => {
+      const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(grid.getScreenCTM().inverse());
+      const column = Math.floor(point.x / wide);
+      if (column >= 0 && column < columns) show(Math.floor(point.y / high) * columns + column);
+    };
+    grid.addEventListener("pointermove", over);
     grid.addEventListener("click", over);
     grid.addEventListener("keydown", (event) => {
       const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];

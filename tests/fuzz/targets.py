@@ -1,15 +1,18 @@
 """What is fuzzed: one function per target that takes bytes and must not raise, whatever they are.
 
 Targets: `line:<parser>` and `file:<parser>` for every parser, `prefixes`, `stamps`, `unpickle`, `blocks`, and `analyze` for the whole
-way from a folder to the rendered report.  The first byte of a `line:` input chooses which of the parser's triggers leads it.
+way from a folder to the report.  The first byte of a `line:` input chooses which of the parser's triggers leads it, that of a `file:`
+input the file's name.  Seeds come from the samples, the signatures' own examples and the texts in the parsers' tests.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import parsers
@@ -18,6 +21,17 @@ from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Sour
 Target = Callable[[bytes], None]
 SEEDS = 60  # of one target
 SAMPLES = Path(__file__).parents[2] / "sample_logs"
+TESTS = Path(__file__).parents[1]
+MEMORY = Path("/dev/shm")  # a folder in memory, where there is one
+CUT = b"\xff\xfe\xff"  # between the files of an `analyze` input
+FILES = ("train.log", "dmesg.txt", "metrics.jsonl", "gpu.csv")  # of an `analyze` input, in order
+NAMES = (
+    "run/rank_3.json", "run/events.out.tfevents.1700000000.node1", "trainer_state.json", "metrics.jsonl", "metrics.csv", "gpu.csv",
+    "requirements.txt", "pip_freeze.txt", "env.txt", "config.yaml", "config.json", "run-abc123.wandb", "wandb-summary.json",
+    "wandb-metadata.json", "mlruns/0/abc/metrics/loss", "attempt_0/3/error.json", "nccl_trace_rank_0", "ps.txt", "cgroup/memory.max",
+    "proc/sys/vm/swappiness", "docker-inspect.json", "nvidia-bug-report.log", "compute-apps.csv", "ulimit.txt", "collected.json",
+    "nvidia-smi-q.txt", "environ.txt", "notes.txt",
+)  # fmt: skip
 
 
 def names() -> list[str]:
@@ -64,10 +78,10 @@ def _line(parser: LineParser) -> Target:
 
 def _file(parser: FileParser) -> Target:
     def run(data: bytes) -> None:
-        head = Head("run/events.out.tfevents.json", data[: 64 << 10], data[: 64 << 10].decode("utf-8", "replace"))
-        parser.recognises(head)
+        name, data = NAMES[(data[0] if data else 0) % len(NAMES)], data[1:]
+        parser.recognises(Head(name, data[: 64 << 10], data[: 64 << 10].decode("utf-8", "replace")))
         with contextlib.suppress(ValueError, EOFError):  # allowed: the message becomes a remark in the report
-            parser.parse(Source("run/rank_3.json", lambda: io.BytesIO(data)), Rows("run/rank_3.json"))
+            parser.parse(Source(name, lambda: io.BytesIO(data)), Rows(name))
 
     return run
 
@@ -109,7 +123,7 @@ def _unpickle(data: bytes) -> None:
 def _blocks(data: bytes) -> None:
     from forensics.blocks import blocks, open_plain
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         path = Path(folder) / "x"
         path.write_bytes(data)
         with open_plain(path) as stream:
@@ -121,51 +135,115 @@ def _analyze(data: bytes) -> None:
     from forensics import analyze
     from forensics.evidence import Unusable
 
-    with tempfile.TemporaryDirectory() as folder:
-        for number, part in enumerate(data.split(b"\xff\xfe\xff")[:3]):
-            (Path(folder) / ("train.log", "dmesg.txt", "metrics.jsonl")[number]).write_bytes(part)
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        for name, part in zip(FILES, data.split(CUT), strict=False):
+            (Path(folder) / name).write_bytes(part)
         try:
             report = analyze(folder)
         except Unusable:
             return
         failed = [f"{f.rule}: {f.needs}" for f in report.run.findings if f.needs.startswith("the rule failed")]
-        failed += [note for info in report.run.files.values() for note in info.notes if "reader failed" in note]
+        failed += [str(note) for info in report.run.files.values() for note in info.notes if "reader failed" in str(note)]
         assert not failed, failed
         report.to_json()
-        report.to_html()
-        report.to_markdown()
+        if sum(data) % 16 == 0:  # the renderers see no bytes, only what was made of them: some of the time is enough
+            report.to_html()
+            report.to_markdown()
+            report.to_junit()
+
+
+@cache
+def texts() -> tuple[tuple[str, bytes], ...]:
+    """(name, content) of what seeds are taken from: the samples' files, the signatures' examples, long strings of the tests."""
+    from forensics.knowledge import load
+
+    found = [
+        (path.relative_to(SAMPLES).as_posix(), path.read_bytes()[:20_000]) for path in sorted(SAMPLES.rglob("*")) if path.is_file()
+    ]
+    found += [("hits.log", hit.encode()) for signature in load(()).signatures for hit in signature.hits]
+    for path in sorted(TESTS.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and len(node.value) >= 30:
+                text = node.value.encode("utf-8", "replace") if isinstance(node.value, str) else node.value
+                found.append((path.name, text[:20_000]))
+    return tuple(found)
+
+
+@cache
+def _lines() -> tuple[bytes, ...]:
+    """The different lines of `texts`, digits aside, in order."""
+    digits = bytes.maketrans(b"123456789", b"0" * 9)
+    seen: dict[bytes, bytes] = {}
+    for _, text in texts():
+        for line in text.splitlines():
+            seen.setdefault(line[:200].translate(digits), line[:1500])
+    return tuple(seen.values())
+
+
+def dictionary(name: str) -> list[str]:
+    """Words that the fuzzer may put into its inputs: the target's triggers and what numbers, prefixes and stamps look like."""
+    lines, _ = parsers.load()
+    kind, _, which = name.partition(":")
+    words = ["nan", "-inf", "1e999", "0x7fffffff", "99999999999999999999", "[rank0]:", "\x1b[31m", "\r", "\t", "{", "}", "[", "]", "''", '"']
+    words += ["0001-01-01 00:00:00", "9999-12-31 23:59:59", "Feb 29 00:00:00", "[    0.000000] ", "1700000000", "None", "step", "=", ": ", ","]
+    if kind == "line":
+        parser = next(p for p in lines if p.name == which)
+        words += [*parser.triggers, *parser.sparse]
+    elif name == "analyze":
+        words += [trigger for parser in lines for trigger in parser.triggers[:6]]
+    return list(dict.fromkeys(words))
 
 
 def seeds(name: str) -> Iterator[bytes]:
-    """Beginnings for a target: lines of the samples and of the signatures that hold its triggers, else whole samples."""
-    from forensics.knowledge import load
-
-    lines, _ = parsers.load()
+    """Beginnings for a target: lines that hold its triggers (with some of what follows them), files that it recognises."""
+    lines, files = parsers.load()
     kind, _, which = name.partition(":")
-    texts = [path.read_bytes()[:20_000] for path in sorted(SAMPLES.rglob("*")) if path.is_file()][:400]
-    hits = [hit.encode() for signature in load(()).signatures for hit in signature.hits]
     if kind == "line":
-        parser = next(p for p in lines if p.name == which)
-        triggers = (*parser.triggers, *parser.sparse)
-        for number, trigger in enumerate(triggers[:30]):
-            yield bytes([number % 256]) + trigger.encode() + b" 12"
-        count = 0
-        for text in (*hits, *(line for sample in texts for line in sample.splitlines())):
-            if count < SEEDS and any(t.encode() in text for t in triggers):
-                count += 1
-                yield b"\0" + text[:2000]
+        yield from _line_seeds(next(p for p in lines if p.name == which))
     elif kind == "file":
-        yield from (text[:4000] for text in texts[:SEEDS])
-        yield from (
-            b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.4}\n',
-            b"step,loss\n1,2.5\n2,2.4\n",
-            b'{"log_history": [{"loss": 1, "step": 2}]}',
-        )
-        yield from (
-            b":W&B\x00\x00\x01",
-            b"\x18\0\0\0\0\0\0\0aaaa\x09\0\0\0\0\0\0\xf0?\x1a\rbrain.Event:2bbbb",
-            b"\x80\x04}\x94\x8c\x07entries\x94]\x94s.",
-        )
+        yield from _file_seeds(next(p for p in files if p.name == which))
+    elif name == "analyze":
+        runs = sorted({path.parent for path in SAMPLES.rglob("*") if path.is_file()})
+        for run in runs:
+            parts = sorted((p for p in run.iterdir() if p.is_file()), key=lambda p: ("train" not in p.name, "dmesg" not in p.name, p.name))
+            yield CUT.join(path.read_bytes()[-1200:] for path in parts[: len(FILES)])
+        yield from (text[:1000] for label, text in texts()[::7] if label == "hits.log")
     else:
-        yield from hits[:SEEDS]
-        yield from (text[:4000] for text in texts[:SEEDS])
+        yield from (line for line in _lines()[:: max(1, len(_lines()) // SEEDS)])
+        yield from (text[:1000] for _, text in texts()[: SEEDS // 2])
+        yield from (b"\x80\x04}\x94\x8c\x07entries\x94]\x94s.", b"\x1f\x8b\x08\0\0\0\0\0\0\x03", b"(\xb5/\xfd", b"\xff\xfea\0\n\0")
+
+
+def _line_seeds(parser: LineParser) -> Iterator[bytes]:
+    triggers = [text.encode() for text in (*parser.triggers, *parser.sparse)]
+    for number, trigger in enumerate(triggers[:30]):
+        yield bytes([number]) + trigger + b" 12"
+    count = 0
+    wanted = dict.fromkeys(triggers, SEEDS // len(triggers) + 1)  # so that a common trigger leaves room for the others
+    pool = _lines()
+    for at, line in enumerate(pool):
+        number = next((n for n, trigger in enumerate(triggers) if trigger in line and wanted[trigger] > 0), None)
+        if number is None or count >= SEEDS:
+            continue
+        wanted[triggers[number]] -= 1
+        count += 1
+        yield bytes([number % 256]) + b"\n".join([line, *pool[at + 1 : at + 6]])[:2500]
+
+
+def _file_seeds(parser: FileParser) -> Iterator[bytes]:
+    count = 0
+    for label, text in texts():
+        for number, name in enumerate((*NAMES, label) if count < SEEDS else ()):
+            if parser.recognises(Head(name, text, text.decode("utf-8", "replace"))) > 0.5:
+                count += 1
+                yield bytes([number % len(NAMES)]) + text[:4000]
+                break
+    for data in (
+        b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.4}\n',
+        b"step,loss\n1,2.5\n2,2.4\n",
+        b'{"log_history": [{"loss": 1, "step": 2}]}',
+        b":W&B\x00\x00\x01",
+        b"\x18\0\0\0\0\0\0\0aaaa\x09\0\0\0\0\0\0\xf0?\x1a\rbrain.Event:2bbbb",
+        b"\x80\x04}\x94\x8c\x07entries\x94]\x94s.",
+    ):
+        yield b"\0" + data
