@@ -49,9 +49,8 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
                 "deepspeed",
             )
     elif "Max_MA " in text:
-        emit(
-            line, rows, [(m[1], float(m[2])) for m in _MEMORY.finditer(text) if m[2].count(".") < 2], context.state.get("step"), "deepspeed"
-        )
+        memory = [(m[1], value) for m in _MEMORY.finditer(text) if (value := number(m[2])) is not None]
+        emit(line, rows, memory, context.state.get("step"), "deepspeed")
     elif "loss scale already at minimum" in text:
         rows.event(line, "loss_scale_minimum", "error")
     else:

@@ -13,6 +13,7 @@ from typing import Any
 import regex
 
 from parsers.base import Context, Line, LineParser, Rows
+from parsers.values import number
 
 UNITS = {
     "b": 1 / 1048576,
@@ -126,8 +127,9 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
     fields: dict[str, Any] = {"flavour": _flavour(text), **sizes(text)}
     engine = VLLM_UTIL.search(text)
     if engine:
-        free, total, share, wanted = (float(value) for value in engine.groups())
-        fields.update(free=free * 1024, capacity=total * 1024, tried=wanted * 1024, utilization=share)
+        told = [number(value) for value in engine.groups()]
+        scale = (("free", 1024.0), ("capacity", 1024.0), ("utilization", 1.0), ("tried", 1024.0))
+        fields.update((name, value * factor) for (name, factor), value in zip(scale, told, strict=True) if value is not None)
     xla = XLA.search(text)
     if xla:
         fields["tried"] = int(xla[1]) / 1048576

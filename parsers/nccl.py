@@ -207,9 +207,10 @@ def _communicator(line: Line, rows: Rows, state: dict[Any, Any], found: re.Match
 
 def pci_address(bus: str) -> str | None:
     """NCCL's bus id (`1b000`: domain, bus, device and function as one hexadecimal number) as `dddd:bb:dd.f`."""
-    if ":" in bus:
+    try:
+        number = int(bus, 16)
+    except ValueError:  # with colons and a dot: an address already
         return None
-    number = int(bus, 16)
     if number >> 36:
         return None
     return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"

@@ -13,6 +13,7 @@ import regex
 
 from parsers.base import Context, Line, LineParser, Rows
 from parsers.exit_codes import exit_event
+from parsers.values import number
 
 TYPE = regex.compile(r"[Ww]orker exit type: (?P<type>[A-Z_]{3,40})(?:.{0,6}[Ww]orker exit detail: (?P<detail>.{1,600}))?")
 RAYLET = regex.compile(
@@ -68,11 +69,8 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         for part in [line, *context.following(4)]:
             used = USED.search(part.text)
             if used:
-                fields.update(
-                    used_gb=float(used["used"].rstrip(".")),
-                    total_gb=float(used["total"].rstrip(".")),
-                    threshold=float(used["limit"].rstrip(".")),
-                )
+                told = (("used_gb", "used"), ("total_gb", "total"), ("threshold", "limit"))
+                fields.update((key, value) for key, name in told if (value := number(used[name].rstrip("."))) is not None)
                 break
         if found["count"] == "0":
             return

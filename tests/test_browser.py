@@ -32,7 +32,13 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    models = {"eight": made.lost_gpu(), "many": made.lost_gpu(1024), "huge": made.lost_gpu(2048), "healthy": made.healthy(), "hostile": made.hostile()}
+    models = {
+        "eight": made.lost_gpu(),
+        "many": made.lost_gpu(1024),
+        "huge": made.lost_gpu(2048),
+        "healthy": made.healthy(),
+        "hostile": made.hostile(),
+    }
     out = {}
     for name, model in models.items():
         out[name] = folder / f"{name}.html"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -32,3 +33,20 @@ def test_every_target_takes_its_seeds_and_their_damaged_copies(name: str) -> Non
             break
         function(seed)
         function(seed[: len(seed) // 2] + b"\x00\xff" + seed[len(seed) // 2 :][::-1])
+
+
+NUMBER = re.compile(rb"\d[\d.,]*")
+SPOILT = (b"1..2", b"1.2.3", b".", b",", b"1e", b"-", b"9" * 400, b"1,,0", b"")
+
+
+@pytest.mark.parametrize("name", [name for name in targets.names() if name.startswith("line:")])
+def test_a_number_cut_or_spoilt_in_a_line_is_no_error(name: str) -> None:
+    """What matches a loose `[\\d.]+` need not be a number: each number of the seeds in turn, all of them at once."""
+    function = targets.target(name)
+    for number, seed in enumerate(targets.seeds(name)):
+        head, line = seed[:1], seed[1:]
+        spoil = SPOILT[number % len(SPOILT)]
+        for match in list(NUMBER.finditer(line))[:40]:
+            function(head + line[: match.start()] + spoil + line[match.end() :])
+            function(head + line[: match.start()] + b"1..2" + line[match.end() :])
+        function(head + NUMBER.sub(spoil, line))

@@ -136,7 +136,9 @@ def names(kind: str) -> Callable[[Path], None]:
 def readings(run: Path) -> None:
     with (run / "metrics.jsonl").open("w") as out:
         for n in range(150_000):
-            out.write(f'{{"step": {n}, "loss": {2 - n / 1e5:.4f}, "grad_norm": 1.5, "lr": 1e-05, "kl": 0.1, "reward": 0.5, "entropy": 1.25}}\n')
+            out.write(
+                f'{{"step": {n}, "loss": {2 - n / 1e5:.4f}, "grad_norm": 1.5, "lr": 1e-05, "kl": 0.1, "reward": 0.5, "entropy": 1.25}}\n'
+            )
     (run / "ok.log").write_text(OOM)
 
 
@@ -189,7 +191,11 @@ def main() -> None:
             size = sum(path.stat().st_size for path in run.iterdir()) / 1e6
             started = time.monotonic()
             done = subprocess.run(
-                [sys.executable, "-c", CHILD, str(run)], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=folder
+                [sys.executable, "-c", CHILD, str(run)],
+                capture_output=True,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                cwd=folder,
             )
             wall = time.monotonic() - started
             if done.returncode:

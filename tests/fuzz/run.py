@@ -155,7 +155,10 @@ def row(outcome: Outcome) -> str:
 
 def markdown(outcomes: list[Outcome]) -> str:
     """The table for docs/fuzzing.md."""
-    lines = ["| target | executions | seconds | seeds kept | edges reached | inputs found | slowest, CPU ms |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| target | executions | seconds | seeds kept | edges reached | inputs found | slowest, CPU ms |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for o in outcomes:
         lines.append(
             f"| {o.target} | {o.executions:,} | {o.seconds:.0f} | {o.seeds} | {o.coverage:,} | {o.crashes} | {1000 * o.slowest:.0f} |"

@@ -157,9 +157,7 @@ def texts() -> tuple[tuple[str, bytes], ...]:
     """(name, content) of what seeds are taken from: the samples' files, the signatures' examples, long strings of the tests."""
     from forensics.knowledge import load
 
-    found = [
-        (path.relative_to(SAMPLES).as_posix(), path.read_bytes()[:20_000]) for path in sorted(SAMPLES.rglob("*")) if path.is_file()
-    ]
+    found = [(path.relative_to(SAMPLES).as_posix(), path.read_bytes()[:20_000]) for path in sorted(SAMPLES.rglob("*")) if path.is_file()]
     found += [("hits.log", hit.encode()) for signature in load(()).signatures for hit in signature.hits]
     for path in sorted(TESTS.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -184,8 +182,35 @@ def dictionary(name: str) -> list[str]:
     """Words that the fuzzer may put into its inputs: the target's triggers and what numbers, prefixes and stamps look like."""
     lines, _ = parsers.load()
     kind, _, which = name.partition(":")
-    words = ["nan", "-inf", "1e999", "0x7fffffff", "99999999999999999999", "[rank0]:", "\x1b[31m", "\r", "\t", "{", "}", "[", "]", "''", '"']
-    words += ["0001-01-01 00:00:00", "9999-12-31 23:59:59", "Feb 29 00:00:00", "[    0.000000] ", "1700000000", "None", "step", "=", ": ", ","]
+    words = [
+        "nan",
+        "-inf",
+        "1e999",
+        "0x7fffffff",
+        "99999999999999999999",
+        "[rank0]:",
+        "\x1b[31m",
+        "\r",
+        "\t",
+        "{",
+        "}",
+        "[",
+        "]",
+        "''",
+        '"',
+    ]
+    words += [
+        "0001-01-01 00:00:00",
+        "9999-12-31 23:59:59",
+        "Feb 29 00:00:00",
+        "[    0.000000] ",
+        "1700000000",
+        "None",
+        "step",
+        "=",
+        ": ",
+        ",",
+    ]
     if kind == "line":
         parser = next(p for p in lines if p.name == which)
         words += [*parser.triggers, *parser.sparse]
