@@ -112,6 +112,7 @@ def _file_hosts(run: Run, named: Counter[str]) -> None:
 def _pods(run: Run, named: Counter[str]) -> None:
     """Name a described pod rather than its node where the run's processes call their machines by the names of its sister pods."""
     stems = {host.rstrip("0123456789") for host in named}
+    stems |= {word.rstrip("0123456789") for path in run.files for word in re.split(r"[/.]", path) if word[-1:].isdigit() and "-" in word}
     for event in run.kind("platform"):
         pod = event.fields.get("pod")
         if isinstance(pod, str) and (pod in named or (pod[-1:].isdigit() and pod.rstrip("0123456789") in stems)):

@@ -139,7 +139,7 @@ def roles(run: Run, event: Event) -> set[str]:
         e.signature
         for e in signed(run).get(event.source, [])
         if event.line <= e.line <= max(event.end_line or event.line, int(event.fields.get("error_line") or 0))
-        and e.rank in (None, event.rank)
+        and (e.rank in (None, event.rank) or e.line == event.fields.get("error_line"))  # its text may name another rank than its writer
     }
     return {f.role for f in run.findings if f.rule in ids} if ids else set()
 

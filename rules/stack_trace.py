@@ -223,8 +223,13 @@ def _judge(run: Run) -> Iterator[Finding]:
         open_ones.append(event)
     originals = [e for e in open_ones if not e.fields.get("copy")] or open_ones
     if not originals:
-        yield from _bare(run)
+        yield from _bare(run, run.kind("exception"))
         return
+    # The log may begin inside the traceback of the rank that failed first: its last line still says of what.
+    told = {e.rank for e in everything}
+    yield from _bare(
+        run, [e for e in run.kind("exception") if e.rank not in told and e.source == originals[0].source and e.line < originals[0].line]
+    )
     first = originals[0]
     same = [
         e
@@ -237,9 +242,9 @@ def _judge(run: Run) -> Iterator[Finding]:
         yield from _classify(run, event, group)
 
 
-def _bare(run: Run) -> Iterator[Finding]:
-    """The first exception line of a log that holds no traceback (excerpts, cut files): weaker, and only if nothing else reads it."""
-    for event in sorted(run.kind("exception"), key=order):
+def _bare(run: Run, events: list[Event]) -> Iterator[Finding]:
+    """The first exception line without a traceback of its own (excerpts, cut files): weaker, and only if nothing else reads it."""
+    for event in sorted(events, key=order):
         name = short_type(str(event.fields.get("type", "")))
         if name in VICTIMS or "Warning" in name or went_on(run, event) or _tracker(event):
             continue

@@ -88,9 +88,11 @@ def _sort_out(view: View, events: list[Event]) -> tuple[list[Event], dict[str, l
 
 def _foreign(view: View, event: Event, entry: Code) -> bool:
     """A program-type code of a process that is not the run's, away from the instant the run died."""
-    if entry.kind not in ("application", "symptom") or event.pid is None or not view.pids:
-        return False
     name = event.fields.get("name")
+    if entry.kind not in ("application", "symptom") or event.pid is None:
+        return False
+    if not view.pids:  # nothing tells the run's processes: only a program that trains nothing is surely another's
+        return isinstance(name, str) and name[:1].isalpha() and view.ours(event.pid, name) is False
     mine = view.ours(event.pid, name if isinstance(name, str) else "python")
     return mine is False or (mine is None and not view.at_end(event))
 

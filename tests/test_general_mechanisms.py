@@ -197,3 +197,16 @@ def test_a_port_that_reports_first_does_not_hide_the_fallen_card(tmp_path: Path)
     )
     _, verdict = read(tmp_path, train_log=steps(40), gn17__dmesg_log=kernel)
     assert verdict.cause == "gpu-fell-off-bus"
+
+
+def test_a_log_that_begins_inside_the_first_traceback(tmp_path: Path) -> None:
+    head = "[rank2]:     row = table[key]\n[rank2]: KeyError: 'response'\n"
+    peers = "".join(
+        f"[rank{rank}]: Traceback (most recent call last):\n"
+        f'[rank{rank}]:   File "/workspace/train.py", line 25, in main\n'
+        f"[rank{rank}]:     loss.backward()\n"
+        f"[rank{rank}]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4771\n"
+        for rank in (1, 3)
+    )
+    _, verdict = read(tmp_path, train_log=head + peers)
+    assert verdict.layer in ("data", "training") and verdict.rank == 2
