@@ -33,20 +33,28 @@ SAMPLE = 40  # lines by which the kinds of a file are told
 SMALL = 4 << 20  # below this a file is searched on the spot: a thread hand-over costs more than it saves
 Progress = Callable[[str, int, int], None]  # (path, bytes done, bytes in all)
 
-KIND_SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
+# Per kind: words of which a sample must hold one ("" = none is needed), and how one of its lines looks.
+KIND_SIGNS: tuple[tuple[str, tuple[str, ...], Callable[[str], object]], ...] = (
     (
         "kernel",
-        re.compile(
-            r"(?:^|\s)kernel: |^(?:<\d+>)?\[\s*\d+\.\d{6}\](?!\d)|^\w+\s*:\w+\s*: \[|^\d+,\d+,\d+,[-c]|NVRM: |^\[\w{3} \w{3}\s+\d+ \d\d:\d\d:\d\d \d{4}\] (?!\[?(?:INFO|WARN|ERROR))|^\[(?:\w{3} ?\d\d? \d\d:\d\d|\s*\+\d+\.\d{6})\] |^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d "
-        ),
+        ("kernel: ", "NVRM: "),
+        re.compile(r"(?:^|\s)kernel: |NVRM: ").search,
     ),
-    ("tracker", re.compile(r"\[(?:wandb_\w+|retry|internal_api|sender|handler|mlflow\w*|swanlab\w*)\.py:\w*")),
-    ("nccl", re.compile(r"\bNCCL (?:INFO|WARN|TRACE|CALL|version)\b")),
+    (
+        "kernel",
+        ("",),
+        re.compile(
+            r"(?:<\d+>)?\[\s*\d+\.\d{6}\](?!\d)|\w+\s*:\w+\s*: \[|\d+,\d+,\d+,[-c]|\[\w{3} \w{3}\s+\d+ \d\d:\d\d:\d\d \d{4}\] (?!\[?(?:INFO|WARN|ERROR))|\[(?:\w{3} ?\d\d? \d\d:\d\d|\s*\+\d+\.\d{6})\] |\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d "
+        ).match,
+    ),
+    ("tracker", (".py:",), re.compile(r"\[(?:wandb_\w+|retry|internal_api|sender|handler|mlflow\w*|swanlab\w*)\.py:\w*").search),
+    ("nccl", ("NCCL ",), re.compile(r"\bNCCL (?:INFO|WARN|TRACE|CALL|version)\b").search),
     (
         "scheduler",
+        ("slurm", "srun: ", "sbatch: ", "JobId=", "JobIDRaw", "MESSAGE", "Reason", "LAST SEEN"),
         re.compile(
             r"slurmstepd|^srun: |^sbatch: |JobId=\d+|JobIDRaw|\bslurmctld\b|\bMESSAGE\b.*\bREASON\b|^\s*(?:Type\s+Reason\s+Age|LAST SEEN)"
-        ),
+        ).search,
     ),
 )
 
@@ -145,10 +153,12 @@ class Reader:
 def kinds_of(lines: Sequence[str]) -> list[str]:
     """The kinds of source whose lines make up a good part of a sample."""
     counts: Counter[str] = Counter()
-    written = [line for line in lines if line.strip()]
+    written = [line[:400] for line in lines if line.strip()]
+    sample = "\n".join(written)
+    signs = [(kind, shows) for kind, words, shows in KIND_SIGNS if any(word in sample for word in words)]
     for line in written:
-        for kind, pattern in KIND_SIGNS:
-            if pattern.search(line[:400]):
+        for kind, shows in signs:
+            if shows(line):
                 counts[kind] += 1
                 break
     return [kind for kind, count in counts.items() if count >= max(1, 0.3 * len(written))]

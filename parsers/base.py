@@ -14,9 +14,10 @@ else has to be edited to add a format.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil
 from typing import Any, Literal
 
 Severity = Literal["debug", "info", "warning", "error", "fatal"]
@@ -222,6 +223,22 @@ class Head:
     def lines(self) -> list[str]:
         """The lines of `text`, split once for all who look at them."""
         return self.text.splitlines()
+
+    @cached_property
+    def written(self) -> list[str]:
+        """Those of the first 400 that are not blank."""
+        return [line for line in self.lines[:400] if line and not line.isspace()]
+
+
+def mostly(lines: Sequence[str], test: Callable[[str], object], share: float = 0.9) -> bool:
+    """Whether at least `share` of the lines pass a test; asks no longer than it takes to know."""
+    misses = len(lines) - ceil(share * len(lines) - 1e-9)
+    for line in lines:
+        if not test(line):
+            misses -= 1
+            if misses < 0:
+                return False
+    return bool(lines)
 
 
 class Source:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source
+from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source, mostly
 from parsers.prefixes import clean
 from parsers.snapshots import once
 
@@ -83,15 +83,14 @@ def _tell(line: Line, rows: Rows, context: Context, name: str, value: str) -> No
 
 def _recognises(head: Head) -> float:
     """An `env` dump: nearly all lines are assignments, and the variables every shell has are among them."""
-    lines = [line for line in head.lines[:400] if line.strip()]
+    lines = head.written
     if len(lines) < 5 or sum(_DUMP.match(line[:300]) is not None for line in lines[:8]) < 4:
         return 0.0
-    good = sum(_DUMP.match(line[:300]) is not None for line in lines)
     usual = sum(
         any(line.removeprefix("export ").removeprefix("declare -x ").startswith(name) for line in lines)
         for name in ("PATH=", "HOME=", "PWD=", "SHLVL=", "_=", "HOSTNAME=")
     )
-    return 0.85 if good >= 0.8 * len(lines) and usual >= 2 else 0.0
+    return 0.85 if usual >= 2 and mostly(lines, lambda line: _DUMP.match(line[:300]), 0.8) else 0.0
 
 
 def _parse(source: Source, rows: Rows) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source
+from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source, mostly
 from parsers.prefixes import clean
 from parsers.snapshots import number
 
@@ -146,11 +146,10 @@ _EF_COLUMNS = ["user", "pid", "ppid", "", "", "", "", "command"]
 
 def _recognises(head: Head) -> float:
     """`ps aux | grep python`: rows without a header."""
-    lines = [line for line in head.lines[:100] if line.strip()]
+    lines = [line[:300] for line in head.written[:100]]
     if len(lines) < 2:
         return 0.0
-    good = max(sum(p.match(line[:300]) is not None for line in lines) for p in (_AUX, _EF))
-    return 0.8 if good >= 0.9 * len(lines) else 0.0
+    return 0.8 if mostly(lines, _AUX.match) or mostly(lines, _EF.match) else 0.0
 
 
 def _parse(source: Source, rows: Rows) -> None:

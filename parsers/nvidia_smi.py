@@ -96,7 +96,7 @@ def canonical_pci(text: str) -> str | None:
 
 def recognises(head: Head) -> float:
     """A known header, or rows of one width whose cells look like samples."""
-    lines = [line for line in head.lines[:60] if line.strip()][:40]
+    lines = head.written[:40]
     if not lines:
         return 0.0
     for line in lines[:10]:
@@ -120,6 +120,8 @@ def _cells(line: str) -> list[str]:
 
 def _header(line: str) -> list[str] | None:
     """Column names of a header line, None for any other line."""
+    if "," not in line:
+        return None
     names = [UNITS.sub("", cell).strip().lower() for cell in _cells(line)]
     known = [COLUMNS.get(name, "") for name in names]
     values = {"memory_used", "utilization", "power", "temperature", "memory_total", "ecc_uncorrected", "sm_clock", "throttle"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parsers.base import Context, Event, FileParser, Head, Line, LineParser, Rows, Source
+from parsers.base import Context, Event, FileParser, Head, Line, LineParser, Rows, Source, mostly
 from parsers.nvidia_smi import canonical_pci
 from parsers.prefixes import clean
 from parsers.snapshots import add_samples, number, once
@@ -198,13 +198,10 @@ def _apps(line: Line, rows: Rows, context: Context) -> None:
 
 
 def _bare_recognises(head: Head) -> float:
-    lines = [line for line in head.lines[:200] if line.strip()]
-    if not lines:
+    lines = head.written[:200]
+    if not mostly(lines, lambda line: _BARE_APP.match(line[:400])):
         return 0.0
-    found = [_BARE_APP.match(line[:400]) for line in lines]
-    rows = [match for match in found if match]
-    if len(rows) < 0.9 * len(lines):
-        return 0.0
+    rows = [match for line in lines if (match := _BARE_APP.match(line[:400]))]
     named = re.search(r"(?i)compute[-_]?apps|gpu[-_]?(?:apps|proc)", head.path) is not None
     # Without units two numbers could be anything: only the file's name or a process with a GPU id settles it.
     sure = all(match["unit"] for match in rows) or all(match["gpu"] and match["name"] for match in rows)

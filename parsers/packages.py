@@ -126,7 +126,7 @@ def _listed(line: Line, rows: Rows, context: Context) -> None:
 
 def _recognises(head: Head) -> float:
     """Nearly all lines are requirements with exact versions."""
-    lines = [line for line in head.lines[:400] if line.strip()]
+    lines = head.written
     if len(lines) < 3 or not any(_FREEZE.match(line[:600]) for line in lines[:8]):
         return 0.0
     exact = sum(_FREEZE.match(line[:600]) is not None for line in lines)

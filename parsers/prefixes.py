@@ -62,6 +62,7 @@ _NUMBERED = re.compile(r" {0,6}(?P<n>[0-9]{1,6}): ?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9-]{0,62}(?:\.[A-Za-z0-9-]{1,62}){0,6}): ?")
 _HOST_IP = re.compile(r"(?P<host>[0-9]{1,3}(?:\.[0-9]{1,3}){3}): ")
 # `2025-06-12 10:00:01 node-3: text`: a wrapper's stamp stands before the host.
+_LABEL = frozenset(" 0123456789")  # what a numbered label begins with
 _STAMPED = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9:]{8}(?:[.,][0-9]{1,9})?Z? (?=[A-Za-z0-9])")
 _NCCL = re.compile(
     r"(?P<host>[A-Za-z0-9][\w.-]{0,80}):(?P<pid>[0-9]{1,9}):[0-9]{1,9} (?:\[[0-9]{1,4}\] |[\w./-]{1,80}:[0-9]{1,6} )?(?:[\w./-]{1,80}:[0-9]{1,6} (?:\(\w{1,80}\) )?)?NCCL "
@@ -105,10 +106,12 @@ def survey(lines: Iterable[str]) -> Style:
     labels: Counter[str] = Counter()
     hosts: Counter[str] = Counter()
     for line in lines:
-        if not line.strip():
+        if not line or line.isspace():
             continue
         total += 1
-        found = _NUMBERED.match(line)
+        if ":" not in line[:200]:  # neither label is without one
+            continue
+        found = _NUMBERED.match(line) if line[0] in _LABEL else None
         if found is not None and line[found.end() - 1] == " ":
             numbered += 1
             labels[found["n"]] += 1
