@@ -130,7 +130,8 @@ def analyze(
 ) -> Report:
     """Analyse a run directory, file or archive.
 
-    lang: `en` or `zh`.  tz: the zone (IANA name or +HH:MM) of stamps that do not say theirs.  rules: further signature packs.
+    lang: `en` or `zh`.  tz: the zone (IANA name or +HH:MM) of stamps that do not say theirs, in which page, Markdown
+    and terminal show times too; times in JSON and tables are UTC.  rules: further signature packs.
     on_first: called, where the evidence is large, with the verdict on the last part of each file before all of it is read.
     redact: take secrets and personal details out of every rendering; hide_hosts: host names and addresses too.  Raises `forensics.Unusable` where there is nothing to read.
     """
@@ -150,7 +151,7 @@ def analyze(
         report = Report(run, result, known, lang, redact)
         from forensics.postmortem import build
 
-        report.model = build(run, result, known, found, redact=redact, hide_hosts=hide_hosts)
+        report.model = build(run, result, known, found, redact=redact, hide_hosts=hide_hosts, tz=tz)
     return report
 
 

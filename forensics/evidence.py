@@ -5,6 +5,8 @@ The evidence is opened read-only and never written to or beside.  What cannot be
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -22,6 +24,7 @@ from parsers.base import Head
 
 CONTROL = bytes(byte for byte in range(32) if byte < 9 or 13 < byte < 27 or byte > 27)  # what text logs do not hold
 HEAD = 64 << 10
+NULS = 8 << 30
 MAX_FILES = 100_000
 MAX_DEPTH = 24
 # Weights, code and pictures: never logs, and large.
@@ -210,6 +213,8 @@ def _add(path: Path, name: str, evidence: Evidence) -> None:
         details = path.stat()
         with open_plain(path) as stream:
             data = stream.read(HEAD)
+            if len(data) == HEAD and not data.strip(b"\0"):
+                data = _after_nuls(stream, path)
     except (OSError, EOFError, ValueError) as error:
         evidence.skipped.append((name, f"could not be read: {getattr(error, 'strerror', None) or error}"))
         return
@@ -224,6 +229,22 @@ def _add(path: Path, name: str, evidence: Evidence) -> None:
     rank, host, attempt = names(name)
     info = FileInfo(name, details.st_size, rank=rank, host=host, attempt=attempt, modified=details.st_mtime)
     evidence.members.append(Member(name, path, info, Head(name, data, text)))
+
+
+def _after_nuls(stream: io.BufferedIOBase, path: Path) -> bytes:
+    """The head of what follows a file's leading NULs (a log cut at zero while its writer kept its place); the NULs where nothing does.
+
+    Holes are jumped over where the file system tells them; of written NULs and compressed ones 8 GiB are looked through.
+    """
+    if not is_compressed(path):
+        with contextlib.suppress(OSError, ValueError, AttributeError), path.open("rb") as plain:
+            stream.seek(os.lseek(plain.fileno(), HEAD, os.SEEK_DATA))
+    read = 0
+    while read < NULS and (piece := stream.read(1 << 20)):
+        read += len(piece)
+        if text := piece.lstrip(b"\0"):
+            return (text + stream.read(HEAD))[:HEAD] if len(text) < HEAD else text[:HEAD]
+    return bytes(HEAD)
 
 
 def is_text(data: bytes) -> bool:

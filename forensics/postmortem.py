@@ -10,6 +10,7 @@ from typing import Any
 import forensics
 from forensics import page
 from forensics.analysis import rfc3339
+from forensics.clock_dates import named_zone
 from forensics.evidence import Evidence as Gathered
 from forensics.knowledge import Cause, Knowledge
 from forensics.report.model import PostMortem
@@ -24,9 +25,18 @@ EXCLUDING = frozenset({"without-host"})
 
 
 def build(
-    run: Run, verdict: Verdict, knowledge: Knowledge, gathered: Gathered, redact: bool = True, hide_hosts: bool = False
+    run: Run,
+    verdict: Verdict,
+    knowledge: Knowledge,
+    gathered: Gathered,
+    redact: bool = True,
+    hide_hosts: bool = False,
+    tz: str | None = None,
 ) -> PostMortem:
-    """The complete model, redacted unless told otherwise."""
+    """The complete model, redacted unless told otherwise.
+
+    tz: the zone in which people are shown times, as it was at the run's end; the document's own times are UTC whatever it is.
+    """
     from rules import guide_steps
 
     steps = guide_steps.steps(run, run.findings)
@@ -56,6 +66,8 @@ def build(
         "redactions": {},
     }
     model = PostMortem(facts, page.build(run, verdict, gathered))
+    if tz is not None:
+        model.page.zone = (named_zone(tz, run.ended or run.started or 0.0) or 0.0) / 3600
     if redact:
         from forensics.redact import Redactor
 

@@ -242,6 +242,15 @@ def first_lines(candidate: Candidate) -> dict[str, int]:
     return lines
 
 
+def nothing_known(run: Run) -> bool:
+    """No file holds a line, reading or sample that any reader knows: a verdict on them would be one on their absence."""
+    if run.events or any(run.progress_lines.values()):
+        return False
+    if any(frame is not None and frame.height for frame in (run.metrics, run.samples)):
+        return False
+    return not any(info.used and {"kernel", "nccl", "scheduler", "gpu"} & set(info.kinds) for info in run.files.values())
+
+
 def no_failure(run: Run, ranked: list[Candidate], stops: list[Finding], done: list[Finding], findings: list[Finding]) -> Verdict:
     """`none` or `unknown`: nothing strong enough to name."""
     weak = ranked[0].score if ranked else 0.0
@@ -256,6 +265,8 @@ def no_failure(run: Run, ranked: list[Candidate], stops: list[Finding], done: li
         verdict.first = None
         return verdict
     bad = [f for f in findings if f.outcome == "found" and f.role in ("symptom", "consequence", "root")]
+    if not bad and not ranked and nothing_known(run):
+        return Verdict("unknown", None, 0.5, reason="nothing-known")
     if not bad and not ended_badly(run):
         # A log that merely stops without a fault was healthy in half of the labelled runs: the other half failed silently.
         return Verdict("none", "healthy", NO_FAULT, reason="no-fault")

@@ -160,6 +160,15 @@ class Rows:
             )
         )
 
+    def readings(self, line: Line, found: list[tuple[str, float, str]], step: float | None) -> None:
+        """Add many readings (canonical name, value, printed name) of one line, in the same bounds as `metric`."""
+        for name, value, raw in found:
+            if name in self.names and len(self.metrics) < self.max_metrics:
+                self.names[name] += 1
+                self.metrics.append(Metric(name, value, self.source, line.number, step, line.rank, line.stamp, line.inherited, raw))
+            else:
+                self.metric(line, name, value, step, raw)
+
     def fact(self, line: Line | int, key: str, value: Any) -> None:
         """Add one item of the environment fingerprint."""
         self.facts.append((key, value, line if isinstance(line, int) else line.number))

@@ -5,20 +5,28 @@ Every reading keeps the physical line it stands on.  Only numbers are kept; NaN 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source
 from parsers.canonical import reading
-from parsers.values import emit, number, placed
+from parsers.values import NOT_METRICS, emit, number, placed
 
 MAX_LINE = 1 << 20
 MAX_ROWS = 2_000_000
+LARGE = 1_000_000  # readings of one file that are kept whole; beyond them half of the records go, and half again
+LAST = 5_000  # records at a file's end that are all kept
+WIDE = 16 << 10  # bytes of a record that may wait for the end
+ODD = re.compile(rb"(?i)\bnan\b|infinity|\binf\b|\bnull\b")
 _RESULT = re.compile(
     r"(?i)(?:\A|[_/ .-])(?:loss|reward|rewards|kl|entropy|grad_norm|gnorm|accuracy|acc|perplexity|ppl|score)(?:\Z|[_/ .-])|loss\Z"
 )
@@ -115,21 +123,28 @@ def _is_metrics(record: Any) -> bool:
     return len(keys) * 2 >= len(record)
 
 
-def _records(text: str) -> Iterator[tuple[int, Any]]:
-    """(line number, object) of each JSON line; lines that do not parse are None."""
-    for at, line in enumerate(io.StringIO(text), 1):
-        if at > MAX_ROWS:
-            return
-        line = line.strip().strip("\x00")
-        if not line:
-            continue
-        if not line.startswith("{") or len(line) > MAX_LINE:
-            yield at, None
-            continue
-        try:
-            yield at, json.loads(line)
-        except (ValueError, RecursionError):
-            yield at, None
+_EMPTY = object()
+
+
+def _record(raw: bytes) -> Any:
+    """The object of a JSON line; None where it does not parse, `_EMPTY` where nothing stands."""
+    line = raw.decode("utf-8", "replace").strip().strip("\x00")
+    if not line:
+        return _EMPTY
+    if not line.startswith("{") or len(line) > MAX_LINE:
+        return None
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _records(text: str) -> Iterator[Any]:
+    """The object of each JSON line of a text; None for lines that do not parse."""
+    for line in io.StringIO(text):
+        record = _record(line.encode("utf-8", "surrogatepass"))
+        if record is not _EMPTY:
+            yield record
 
 
 # ------------------------------------------------------------------------------------------------------ JSON lines
@@ -139,7 +154,7 @@ def _jsonl_recognises(head: Head) -> float:
     if not head.text.lstrip().startswith("{") or '"log_history"' in head.text:
         return 0.0
     seen = good = 0
-    for at, (_, record) in enumerate(_records(head.text)):
+    for at, record in enumerate(_records(head.text)):
         if at >= 8:
             break
         seen += 1
@@ -147,12 +162,89 @@ def _jsonl_recognises(head: Head) -> float:
     return 0.85 if good and good * 2 >= seen else 0.0
 
 
+def lines_of(source: Source) -> Iterator[tuple[int, bytes]]:
+    """(line number, bytes) of a file's lines, one at a time; of a line beyond a megabyte only its beginning, which no reader takes."""
+    with source.open() as stream:
+        at = 0
+        while raw := stream.readline(MAX_LINE + 2):
+            at += 1
+            yield at, raw
+            while len(raw) > MAX_LINE and not raw.endswith(b"\n"):
+                raw = stream.readline(MAX_LINE + 2)
+
+
+def spread(rows: Rows, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file of records that are worth reading, while the reader adds their readings to `rows`.
+
+    All of them, until a million readings are there; then every second, fourth, … (those read already are thinned alike), and whatever
+    holds a NaN, and the last ones.  So time and memory stay bounded, and the end is never what is left out.
+    """
+    stride, limit, odd, at = 1, LARGE, 0, 0
+    waiting: deque[tuple[int, bytes]] = deque(maxlen=LAST)
+    for at, raw in lines:
+        if stride > 1 and at % stride and (odd >= LAST or ODD.search(raw, 0, WIDE) is None):
+            if len(raw) <= WIDE:
+                waiting.append((at, raw))
+            continue
+        odd += stride > 1 and at % stride > 0
+        yield at, raw
+        if len(rows.metrics) >= limit:
+            stride *= 2
+            rows.metrics[:] = [m for m in rows.metrics if m.line % stride == 0 or m.line > at - LAST or not math.isfinite(m.value)]
+            limit = max(LARGE, 2 * len(rows.metrics))
+    if stride > 1:
+        yield from (item for item in waiting if item[0] > at - LAST)
+        rows.metrics.sort(key=lambda metric: metric.line)
+        rows.note(f"one in {stride} of its records was kept before its last part")
+
+
+@dataclass(slots=True)
+class _Shape:
+    """How records of the same keys are read: what is a metric, and where the step stands; `plain` keys hold numbers and nothing else does."""
+
+    metrics: list[tuple[int, str, float, str]]  # position, canonical name, scale, printed name
+    step: int | None
+
+
+def _shape(record: dict[str, Any]) -> _Shape | None:
+    """The shape of a flat record of numbers without times, ranks or words of a framework; None for any other."""
+    if not all(type(value) in (int, float) for value in record.values()) or record.keys() & {*_TIMES, "rank"} or _framework(record):
+        return None
+    hows = [(at, reading(key[:200]), key[:200]) for at, key in enumerate(record)]
+    if len(hows) > 2000:
+        return None
+    step = next((at for at, how, _ in hows if how.name == "step"), None)
+    return _Shape([(at, how.name, how.scale, key) for at, how, key in hows if how.name not in NOT_METRICS], step)
+
+
 def _jsonl_parse(source: Source, rows: Rows) -> None:
     broken = 0
-    for at, record in _records(source.text()):
+    shapes: dict[tuple[str, ...], _Shape | None] = {}
+    for at, raw in spread(rows, lines_of(source)):
+        if at > MAX_ROWS and len(rows.metrics) >= rows.max_metrics:
+            break
+        record = _record(raw)
+        if record is _EMPTY:
+            continue
         if not isinstance(record, dict):
             broken += 1
             continue
+        keys = tuple(record)
+        if keys in shapes:
+            shape = shapes[keys]
+        else:
+            shape = _shape(record)
+            if len(shapes) < 1000:
+                shapes[keys] = shape
+        if shape is not None:
+            values = list(record.values())
+            with contextlib.suppress(TypeError, OverflowError):
+                numbers = [value + 0.0 for value in values]
+                if not any(value is True or value is False for value in values):
+                    line = Line(source.path, at, "", "")
+                    step = None if shape.step is None else numbers[shape.step]
+                    rows.readings(line, [(name, numbers[n] * scale, key) for n, name, scale, key in shape.metrics], step)
+                    continue
         if any(isinstance(value, str) and len(value) > 4000 for value in record.values()):
             continue
         record_rows(rows, placed(source.path, at, seconds_of(record), _rank(record)), record, _framework(record))
@@ -259,8 +351,13 @@ def _plain(name: str) -> str:
 
 
 def _csv_parse(source: Source, rows: Rows) -> None:
-    text = source.text().replace("\x00", "")
-    reader = csv.reader(io.StringIO(text))
+    place = [0]
+
+    def texts() -> Iterator[str]:
+        for place[0], raw in spread(rows, lines_of(source)):
+            yield raw[:MAX_LINE].decode("utf-8", "replace").replace("\x00", "")
+
+    reader = csv.reader(texts())
     try:
         header = [name.strip() for name in next(reader)]
     except (StopIteration, csv.Error) as error:
@@ -274,7 +371,7 @@ def _csv_parse(source: Source, rows: Rows) -> None:
         at_step = next((at for at, name in enumerate(names) if reading(name).name == "epoch"), None)
     try:
         for row in reader:
-            if reader.line_num > MAX_ROWS:
+            if place[0] > MAX_ROWS and len(rows.metrics) >= rows.max_metrics:
                 break
             record = {name: cell.strip() for name, cell, kept in zip(names, row, keep, strict=False) if kept and cell.strip()}
             seconds = seconds_of(
@@ -282,9 +379,9 @@ def _csv_parse(source: Source, rows: Rows) -> None:
             )
             pairs = [(key, value) for key, cell in record.items() if key not in _TIMES and (value := number(cell)) is not None]
             step = number(row[at_step]) if at_step is not None and at_step < len(row) else None
-            emit(placed(source.path, reader.line_num, seconds), rows, pairs, step)
+            emit(placed(source.path, place[0], seconds), rows, pairs, step)
     except csv.Error as error:
-        rows.note(f"the CSV breaks off on line {reader.line_num} ({error})")
+        rows.note(f"the CSV breaks off on line {place[0]} ({error})")
 
 
 # ------------------------------------------------------------------------------------------------------ JSON inside text logs

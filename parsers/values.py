@@ -36,7 +36,7 @@ BAR = re.compile(
 _OPEN_BAR = re.compile(r"(?P<desc>[^|\r\n]{0,80}?)\|(?:[^|\r\n]{0,200}\|)?\s{0,2}(?P<step>\d{1,12})/\?\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})")
 _BAR_MULTIPLES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 # Names that are counters, settings or bookkeeping rather than readings: used for the step, or left out.
-_NOT_METRICS = frozenset(
+NOT_METRICS = frozenset(
     {"step", "total_steps", "eta", "remaining_time", "elapsed_time", "time/remaining_estimate", "_timestamp", "_runtime", "_wandb"}
 )
 
@@ -121,7 +121,7 @@ def emit(
     count = 0
     for key, value in pairs:
         how = reading(key, framework)
-        if how.name in _NOT_METRICS:
+        if how.name in NOT_METRICS:
             continue
         rows.metric(line, how.name, value * how.scale if how.scale != 1.0 else value, step, key, rank)
         count += 1

@@ -167,6 +167,20 @@ def test_zone_of_stamps_without_one(run: Path) -> None:
     assert started == datetime(2026, 6, 2, 7, 31, 8, tzinfo=timezone(timedelta(hours=8)))
 
 
+def test_times_are_shown_in_the_zone_given_and_written_in_utc(tmp_path: Path) -> None:
+    import forensics
+
+    (tmp_path / "train.log").write_text(
+        "".join(f"2026-03-01 10:00:{n:02d} INFO step {n} loss 2.0\n" for n in range(20))
+        + "2026-03-01 10:00:30 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 3 has a total capacity of 79.15 GiB of which 1.62 MiB is free.\n"
+    )
+    said = forensics.analyze(tmp_path, tz="Asia/Shanghai")
+    assert said.to_dict()["verdict"]["first_failure"]["time"] == "2026-03-01T02:00:30.000+00:00"
+    assert "2026-03-01 10:00:30 +08:00" in said.to_markdown()
+    assert "2026-03-01 10:00:30 +08:00" in said.to_html()
+    assert "2026-03-01 10:00:30 UTC" in forensics.analyze(tmp_path).to_markdown()
+
+
 def test_own_rules_count(run: Path, tmp_path: Path) -> None:
     (tmp_path / "house.toml").write_text(PACK, "utf-8")
     (tmp_path / "logs").mkdir()

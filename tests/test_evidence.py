@@ -78,3 +78,16 @@ def test_unusable_input_is_one_clear_line(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(Unusable), gather(tmp_path / "pipe"):
         pass
+
+
+@pytest.mark.parametrize("hole", [True, False])
+def test_a_log_behind_a_megabyte_of_nuls_is_read(tmp_path, hole):
+    """A log cut to nothing while its writer keeps its place begins with a hole as long as what it held."""
+    path = tmp_path / "train.log"
+    with path.open("wb") as out:
+        out.truncate(3 << 20) if hole else out.write(b"\0" * (3 << 20))
+        out.seek(3 << 20)
+        out.write(b"2026-03-01 10:00:00 step 1 loss 2.0\nRuntimeError: x\n")
+    with gather(tmp_path) as found:
+        assert found.members[0].head.text.startswith("2026-03-01 10:00:00 step 1")
+        assert is_text(found.members[0].head.data)

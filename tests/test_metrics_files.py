@@ -294,3 +294,45 @@ def test_wire_readers_end(data: bytes):
     list(wire.fields(data))
     list(wire.tf_records(data))
     list(wire.level_records(data, 0))
+
+
+@pytest.mark.parametrize("name", ["metrics-jsonl", "metrics-csv"])
+def test_a_long_file_is_thinned_but_for_its_end_and_its_nans(monkeypatch, name):
+    monkeypatch.setattr(jsonl_metrics, "LARGE", 1000)
+    monkeypatch.setattr(jsonl_metrics, "LAST", 50)
+    count, bad = 10_000, 7_777
+    if name == "metrics-jsonl":
+        lines = [json.dumps({"step": n, "loss": math.nan if n == bad else n / 2, "grad_norm": 1.0}) for n in range(1, count + 1)]
+    else:
+        lines = [f"{n},{'nan' if n == bad else n / 2},1.0" for n in range(2, count + 1)]
+        lines.insert(0, "step,loss,grad_norm")
+    rows = parse_file(FILES[name], "metrics.x", "\n".join(lines).encode())
+    kept = [m for m in rows.metrics if m.name == "loss"]
+    at = [m.line for m in kept]
+    assert at == sorted(set(at)) and len(at) < 1200
+    assert all(m.step == m.line and (m.value == m.line / 2 or m.line == bad) for m in kept)
+    assert set(range(count - 49, count + 1)) <= set(at) and bad in at
+    gaps = [b - a for a, b in zip([0, *at], at, strict=False)]
+    assert max(gaps) <= 64  # evenly, to the beginning
+    assert any("of its records was kept" in note for note in rows.notes)
+
+
+def test_a_jsonl_line_without_an_end_costs_that_line_only():
+    data = b'{"step": 1, "loss": 2.5}\n{"a": "' + b"x" * (3 << 20) + b'"}\n{"step": 3, "loss": 1.5}\n'
+    rows = parse_file(FILES["metrics-jsonl"], "metrics.jsonl", data)
+    assert [(m.line, m.value) for m in rows.metrics if m.name == "loss"] == [(1, 2.5), (3, 1.5)]
+    assert any("1 lines are not whole" in note for note in rows.notes)
+
+
+def test_records_of_one_shape_with_odd_values_among_them():
+    lines = ['{"step": 1, "loss": 2.5}', '{"step": 2, "loss": true}', '{"step": 3, "loss": "1.25"}', '{"step": 4, "loss": null}']
+    lines += [
+        '{"step": 5, "loss": 1' + "0" * 400 + "}",
+        '{"step": 6, "loss": NaN}',
+        '{"step": 7, "loss": {"sft": 3}}',
+        '{"step": 8, "loss": 1}',
+    ]
+    rows = parse_file(FILES["metrics-jsonl"], "metrics.jsonl", "\n".join(lines).encode())
+    found = {m.line: m.value for m in rows.metrics if m.name == "loss"}
+    assert math.isnan(found.pop(6))
+    assert found == {1: 2.5, 3: 1.25, 8: 1.0}

@@ -168,7 +168,8 @@ def test_user_stop_is_none_unless_something_failed_before():
 def test_weak_signs_name_nothing():
     said = decide([found("comms/peer-lost", 0.1, 5.0, role="consequence"), found(None, 0.0, 5.0, role="symptom", rule="s")])
     assert (said.layer, said.cause) == ("unknown", None)
-    assert decide([]).layer == "none"
+    assert decide([], make_run([(1, 1.0)])).layer == "none"
+    assert decide([]).layer == "unknown"  # no line of any kind is known
 
 
 def test_the_culprit_is_not_the_victim_that_printed_the_line():
@@ -197,3 +198,13 @@ def test_confidence_is_a_probability_that_grows_with_the_lead():
     assert values == sorted(values)
     assert 0.5 < values[0] < 0.8
     assert values[-1] < 1.0
+
+
+@pytest.mark.parametrize("content", [b"# Notes\n\nBuy milk, call the plumber.\n", bytes(range(256)) * 400])
+def test_files_in_which_nothing_is_known_are_no_healthy_run(tmp_path, content):
+    from forensics import analyze
+
+    (tmp_path / "notes.txt").write_bytes(content)
+    said = analyze(tmp_path).to_dict()["verdict"]
+    assert (said["layer"], said["cause"]) == ("unknown", None)
+    assert "Nothing known" in said["title"]

@@ -35,7 +35,11 @@ def analyze(
     ] = None,
     lang: Annotated[str, typer.Option(help="Language of the texts: en or zh.")] = "en",
     tz: Annotated[
-        str | None, typer.Option(help="Zone of stamps that do not name theirs, such as Europe/Berlin or +08:00.", metavar="ZONE")
+        str | None,
+        typer.Option(
+            help="Zone of stamps that do not name theirs, such as Europe/Berlin or +08:00; times are shown in it (JSON and tables: in UTC).",
+            metavar="ZONE",
+        ),
     ] = None,
     rules: Annotated[
         list[Path] | None, typer.Option(help="A further signature pack (file or folder); may be repeated.", metavar="PACK")
