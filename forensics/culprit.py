@@ -38,6 +38,8 @@ def culprit(verdict: Verdict, top: Candidate, run: Run) -> None:
         verdict.ranks = [late[0]] if late[0] is not None else []
         return
     for finding in sorted(top.findings, key=lambda f: (blames_reporter(f, victims), not names_other_end(f), -f.weight)):
+        if verdict.rank is None and verdict.host is not None and finding.host not in (None, verdict.host):
+            continue  # of another machine than the one that is to blame
         if verdict.rank is None and finding.rank is not None and verdict.host in (None, finding.host):
             verdict.rank, verdict.host = finding.rank, finding.host or verdict.host
         elif verdict.rank is None or finding.rank in (None, verdict.rank):
@@ -45,6 +47,11 @@ def culprit(verdict: Verdict, top: Candidate, run: Run) -> None:
         verdict.gpu = verdict.gpu or finding.gpu
         verdict.pid = verdict.pid if verdict.pid is not None else finding.pid
         verdict.ranks = verdict.ranks or finding.ranks
+    named = any(f.rule in NAMES_MISSING and f.ranks for f in top.findings)
+    blamed = set(verdict.ranks) if verdict.ranks else {verdict.rank}
+    if not named and len(victims) > 1 and blamed <= victims:
+        verdict.rank = verdict.gpu = verdict.pid = None  # everybody waited: who was waited for is not known
+        verdict.ranks = []
 
 
 def complete(verdict: Verdict, run: Run) -> None:
@@ -57,6 +64,8 @@ def complete(verdict: Verdict, run: Run) -> None:
         info = run.ranks[verdict.rank]
         verdict.host = info.host or verdict.host or neighbour_host(run, verdict.rank)
         verdict.gpu = verdict.gpu or info.gpu
+    elif verdict.rank is not None and verdict.host is None:
+        verdict.host = neighbour_host(run, verdict.rank)
 
 
 def infer(verdict: Verdict, run: Run) -> None:
@@ -212,4 +221,7 @@ def neighbour_host(run: Run, rank: int) -> str | None:
         return None
     size = next((n for n in (2, 4, 8, 16) if n >= size), size)
     near = [host for host, ranks in by_host.items() if any(r // size == rank // size for r in ranks)]
+    if not near and by_host:
+        # A node none of whose ranks speaks: the one host of which a log is here but no rank is known.
+        near = sorted({info.host for info in run.files.values() if info.host and "train" in info.kinds} - by_host.keys())
     return near[0] if len(near) == 1 else None

@@ -8,7 +8,7 @@ never the report.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import rules
 from forensics.join import fate, went_on
@@ -105,10 +105,11 @@ def exclude(finding: Finding, why: str) -> None:
         finding.role = "recovery"
 
 
-def failed_exit(run: Run) -> bool:
-    """Whether some process of the run is known to have ended badly of itself."""
+def failed_exit(run: Run, besides: Sequence[Event] = ()) -> bool:
+    """Whether some process of the run, other than those of the events `besides`, is known to have ended badly of itself."""
     return any(
-        not e.fields.get("by_launcher")
+        e not in besides
+        and not e.fields.get("by_launcher")
         and (e.fields.get("signal") not in (None, "", "SIGTERM") or e.fields.get("exitcode") not in (None, 0, "0", -15, 143))
         for e in run.kind("exit")
     )

@@ -128,7 +128,12 @@ def _ray_tracebacks(run: Run) -> None:
         events.sort(key=lambda e: e.line)
     lines = {source: [e.line for e in events] for source, events in heads.items()}
     for event in run.events:
-        if event.source not in heads or event.pid is not None or event.rank is not None or event.kind not in ("exception", "signature"):
+        if (
+            event.source not in heads
+            or event.pid is not None
+            or event.rank is not None
+            or event.kind not in ("exception", "signature", "gpu_oom")
+        ):
             continue
         at = bisect.bisect_left(lines[event.source], event.line) - 1
         if at < 0 or event.line - lines[event.source][at] > RAY_REACH:

@@ -29,6 +29,7 @@ SEEN_BY_PEERS = frozenset(
 )
 NO_FAULT = 0.52
 HEARSAY = 0.75  # highest confidence where all that is known is that a peer has gone
+LAST_LINES = 3  # an exit status that a script prints is the run's own only at the end of its log; tools called on the way print theirs too
 DEPTH = 2  # how many steps of "leads to" explain
 
 
@@ -277,8 +278,11 @@ def no_failure(run: Run, ranked: list[Candidate], stops: list[Finding], done: li
 
 def ended_badly(run: Run) -> bool:
     """Whether the run is known to have failed although nothing says of what: a process's exit code, a log that ends in a traceback."""
+    told = [e for e in run.kind("exit") if e.fields.get("echo") and run.files[e.source].lines - e.line > LAST_LINES]
+    if any(e.fields.get("state") == "FAILED" for e in run.kind("slurm")):
+        return True
     cut = [e for e in run.kind("traceback") if not e.fields.get("caught") and not e.fields.get("ignored") and not e.fields.get("type")]
-    return failed_exit(run) or any(not went_on(run, e.source, e.line, e.time) for e in cut)
+    return failed_exit(run, besides=told) or any(not went_on(run, e.source, e.line, e.time) for e in cut)
 
 
 def confidence(features: dict[str, float]) -> float:

@@ -36,6 +36,11 @@ ECHO = regex.compile(
     r"^(?:.{0,80}?)(?:exit(?:ed)?(?: with)?[ _-]?(?:code|status)|EXIT_CODE|Exit code|exitcode|return code|rc)\s?[:=]?\s?(?P<code>-?\d{1,3})\b",
     regex.IGNORECASE,
 )
+# Of the many services of a machine only one that is named for a training job is the run.
+SYSTEMD = regex.compile(
+    r"systemd\[\d{1,9}\]: [\w@.\\-]{0,80}?(?i:train|tune|sft|ppo|grpo|dpo|rlhf|llm|torch)[\w@.\\-]{0,80}?\.(?:service|scope): "
+    r"Main process exited, code=(?P<how>exited|killed|dumped), status=(?P<code>\d{1,3})"
+)
 SIGNALS = {
     name: number
     for number, name in ((1, "SIGHUP"), (2, "SIGINT"), (6, "SIGABRT"), (7, "SIGBUS"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"))
@@ -79,6 +84,8 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
         first = context.state.get(f"first {line.host}")
         rank = int(found["local"]) + (first or 0) if first is not None or line.host is None else None
         rows.event(line, "spawned", "debug", rank=rank, pid=int(found["pid"]), fields={"local_rank": int(found["local"])})
+    elif (found := SYSTEMD.search(text)) is not None:
+        exit_event(line, rows, "systemd", int(found["code"]) * (1 if found["how"] == "exited" else -1))
     elif (found := DS_CODE.search(text)) is not None:
         exit_event(line, rows, "deepspeed", int(found["code"]))
     elif (found := DS_PDSH.search(text)) is not None:
@@ -118,6 +125,7 @@ PARSER = LineParser(
         "Process name: [[",
         "MPI_ABORT was invoked",
         "RUNNING AT ",
+        ": Main process exited, code=",
         "exits with return code",
         "ssh exited with exit code",
         "Killing subprocess ",

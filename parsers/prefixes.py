@@ -57,6 +57,8 @@ _STEP = re.compile(
 )
 # docker compose pads `service-1 | `; stern writes `pod container › `.
 _SERVICE = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]{0,80}[-_][0-9]{1,5}) {1,40}\| ?|(?P<stern>[a-z0-9][\w.-]{0,80}) [a-z0-9][\w.-]{0,80} › ")
+# `Rank 6 | text`, `rank3| text`: home-made launchers and log wrappers.
+_RANKED = re.compile(r"[Rr](?:ank|ANK)[ _-]?(?P<n>[0-9]{1,6}) {0,8}\| ?")
 _OPENERS = frozenset("[(0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ{")
 _NUMBERED = re.compile(r" {0,6}(?P<n>[0-9]{1,6}): ?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9-]{0,62}(?:\.[A-Za-z0-9-]{1,62}){0,6}): ?")
@@ -183,6 +185,11 @@ def strip(full: str, style: Style = PLAIN) -> Prefixed:
             text = text[label.end() :]
             continue
         if "| " in text[:120] or "›" in text[:200]:
+            ranked = _RANKED.match(text)
+            if ranked is not None:
+                rank = int(ranked["n"])
+                text = text[ranked.end() :]
+                continue
             service = _SERVICE.match(text)
             if service is not None:
                 host = host or service["name"] or service["stern"]

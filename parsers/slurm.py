@@ -84,6 +84,9 @@ SACCT = regex.compile(
 )
 
 
+NODE_COLUMN = regex.compile(r"\|(?P<node>[A-Za-z][\w.-]{0,60}\d)\|?\s*$")
+
+
 def _parse(line: Line, rows: Rows, context: Context) -> None:
     text = line.text
     if (found := CANCELLED.search(text)) is not None:
@@ -211,7 +214,9 @@ def _controller(line: Line, rows: Rows) -> None:
             "exit": found["exit"],
             "signal": found["signal"],
         }
-        rows.event(line, "slurm", "info", fields=fields)
+        # `sacct -P` with NodeList last: one node is named plainly, several in brackets.
+        node = NODE_COLUMN.search(line.text) if "|" in line.text and state in ("NODE_FAIL", "BOOT_FAIL") else None
+        rows.event(line, "slurm", "info", host=node["node"] if node else line.host, fields=fields)
 
 
 PARSER = LineParser(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 IDLE, SPINNING = 5.0, 90.0  # percent of utilisation
 LASTS = 600.0  # seconds: the usual time-outs of collectives are no shorter, evaluation and saving are rarely longer
+HELD = 2048.0  # MiB; more than a context without tensors
 ROUNDS = 4  # samples a card must have in that time
 WEAK = 0.6  # of the power under work; a polling kernel draws about a third of it
 COVERS = ("S1", "S6", "L4.4")
@@ -50,6 +51,11 @@ def judge(run: Run) -> Iterable[Finding]:
         busy = [s for s in settled if s[2]["utilization"].min() >= SPINNING]  # type: ignore[operator]
         idle = [s for s in settled if s[2]["utilization"].max() <= IDLE]  # type: ignore[operator]
         stood = len(idle) == 1 and len(busy) == len(settled) - 1 and idle[0][1].height and idle[0][1]["utilization"].median() > IDLE  # type: ignore[operator]
+        if len(idle) == len(settled) and all(_held(before, after) for _, before, after in idle):
+            finding = idle[0][0].finding("hang.all-idle", "", 0.2, idle[0][2].row(0, named=True), minutes=_minutes(run, idle[0][2]))
+            finding.cause, finding.role, finding.covers, finding.host, finding.gpu = None, "symptom", COVERS, host, None
+            yield finding
+            return
         if not stood and not (len(busy) == len(settled) and all(_weaker(before, after) for _, before, after in busy)):
             continue
         card, _, after = idle[0] if stood else busy[0]
@@ -58,7 +64,7 @@ def judge(run: Run) -> Iterable[Finding]:
             "comms/collective-timeout",
             0.45,
             after.row(0, named=True),
-            minutes=round((float(after["time"][-1]) - run.last_progress) / 60),
+            minutes=_minutes(run, after),
             cards=len(busy),
         )
         finding.role, finding.covers, finding.host = "consequence", COVERS, host
@@ -66,6 +72,17 @@ def judge(run: Run) -> Iterable[Finding]:
         finding.rank = rank_of_gpu(run, host, finding.gpu) if finding.gpu else None
         yield finding
         return
+
+
+def _minutes(run: Run, after: pl.DataFrame) -> int:
+    """Minutes from the last step to the last sample."""
+    return round((float(after["time"][-1]) - (run.last_progress or 0.0)) / 60)
+
+
+def _held(before: pl.DataFrame, after: pl.DataFrame) -> bool:
+    """Whether the card worked before and its memory was kept to the end: the process lived on without working."""
+    memory = after["memory_used"].drop_nulls()
+    return bool(before.height and before["utilization"].max() > IDLE and memory.len() and memory.min() >= HELD)  # type: ignore[operator]
 
 
 def _weaker(before: pl.DataFrame, after: pl.DataFrame) -> bool:

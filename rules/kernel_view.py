@@ -102,7 +102,7 @@ class View:
         for info in self.run.ranks.values():
             self.pids |= info.pids
         for event in self.run.events:
-            if event.kind in KERNEL_KINDS or (event.signature or "").startswith("kernel-"):
+            if event.kind == "clock" or event.kind in KERNEL_KINDS or (event.signature or "").startswith("kernel-"):
                 continue
             if event.pid is not None:
                 self.pids.add(event.pid)

@@ -105,6 +105,8 @@ def _gloo(run: Run) -> Iterable[Finding]:
     timed = {e.rank for e in late if e.rank is not None}
     gone = {e.rank for e in closed if e.rank is not None}
     ranks = sorted(gone - timed) if timed else []
+    if not ranks and run.world_size and len(timed) * 2 > run.world_size:
+        ranks = sorted(set(range(run.world_size)) - timed - gone)  # all others complain
     if len(ranks) > max(1, len(timed) // 2):
         ranks = []
     if not late:

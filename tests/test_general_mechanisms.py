@@ -210,3 +210,67 @@ def test_a_log_that_begins_inside_the_first_traceback(tmp_path: Path) -> None:
     )
     _, verdict = read(tmp_path, train_log=head + peers)
     assert verdict.layer in ("data", "training") and verdict.rank == 2
+
+
+def test_ranks_of_home_made_labels(tmp_path: Path) -> None:
+    log = "".join(f"Rank 0 | {line}\n" for line in steps(20).splitlines())
+    log += "".join(f"Rank 6 | {line}\n" for line in traceback("RuntimeError: label count differs").splitlines())
+    _, verdict = read(tmp_path, train_log=log)
+    assert verdict.rank == 6
+
+
+def test_the_peer_of_whom_several_hosts_complain_is_to_blame(tmp_path: Path) -> None:
+    joined = "".join(
+        f"h{host}:770:90 [0] NCCL INFO comm 0x1 rank {host} nranks 4 cudaDev 0 busId 1b000 - Init COMPLETE\n" for host in range(4)
+    )
+    complaints = "".join(
+        f"h{host}:770:91 [0] transport/net_ib.cc:1300 NCCL WARN NET/IB : Got completion from peer h2<5001> with error 12, opcode 0, len 0, "
+        "vendor err 129 (Recv)\n"
+        for host in (0, 1, 3)
+    )
+    _, verdict = read(tmp_path, train_log=joined + steps(20) + complaints)
+    assert (verdict.cause, verdict.host) == ("ib-error", "h2")
+
+
+def test_the_node_of_which_no_rank_complains(tmp_path: Path) -> None:
+    logs = {
+        f"node{node}_log": "start\n" + steps(20) + ("" if node == 2 else "".join(timed_out(4 * node + card) for card in range(4)))
+        for node in range(4)
+    }
+    _, verdict = read(tmp_path, **logs)
+    assert (verdict.ranks, verdict.host) == ([8, 9, 10, 11], "node2")
+
+
+def test_nobody_is_blamed_where_everybody_waited(tmp_path: Path) -> None:
+    _, verdict = read(tmp_path, train_log="world_size: 8\n" + steps(60) + "".join(timed_out(rank) for rank in range(8)))
+    assert verdict.cause == "collective-timeout" and verdict.rank is None and not verdict.ranks
+
+
+def test_gloo_complaints_of_all_but_one(tmp_path: Path) -> None:
+    error = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"
+    log = "".join(f"[rank{rank}]: {line}\n" for rank in (0, 1, 3) for line in traceback(error).splitlines())
+    _, verdict = read(tmp_path, train_log=steps(20) + log)
+    assert verdict.rank == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("job_log", "May 17 09:02:00 h1 systemd[1]: train.service: Main process exited, code=exited, status=1/FAILURE\n"),
+        ("sacct_txt", "JobID|JobName|State|ExitCode|NodeList\n11|sft|FAILED|1:0|n3\n"),
+    ],
+)
+def test_a_recorded_failure_without_a_reason_is_not_healthy(tmp_path: Path, name: str, text: str) -> None:
+    _, verdict = read(tmp_path, train_log=steps(40), **{name: text})
+    assert verdict.layer == "unknown"
+
+
+def test_exit_statuses_of_tools_on_the_way_are_no_failure(tmp_path: Path) -> None:
+    _, verdict = read(tmp_path, train_log=steps(20) + "sandbox: program finished, exit code 1\n" + steps(20, 20, minute=1))
+    assert verdict.layer == "none"
+
+
+def test_another_programs_device_error_is_no_doubt_about_a_run(tmp_path: Path) -> None:
+    kernel = "[Sat May 17 09:01:19 2025] NVRM: Xid (PCI:0000:9b:00): 43, pid=991, name=jupyter, Ch 00000010\n"
+    _, verdict = read(tmp_path, train_log=steps(40), dmesg_txt=kernel)
+    assert verdict.layer == "none"
