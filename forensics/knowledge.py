@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from forensics.packs import read_toml
 from rules.base import Signature
 
 RULES = Path(__file__).resolve().parent.parent / "rules"
@@ -127,7 +128,7 @@ def extra_packs(extra: Iterable[str]) -> Iterator[Path]:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PackError(f"{path}: {error}") from error
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from parsers.base import lazy
+
 # Accounts that say nothing about a person.
 SHARED_ACCOUNTS = frozenset(
     [
@@ -78,9 +80,7 @@ _NO_MAIL = frozenset(
     ]
 )
 _OPEN = r"(?<![A-Za-z0-9_])"
-_EMPTY_VALUES = re.compile(
-    r"(?i)(?:none|null|nil|true|false|unset|empty|required|missing|invalid|not|\*+|x+|<[^>]*>|\$\{?\w+\}?|\[REDACTED.*)$"
-)
+_EMPTY_VALUES = lazy(r"(?i)(?:none|null|nil|true|false|unset|empty|required|missing|invalid|not|\*+|x+|<[^>]*>|\$\{?\w+\}?|\[REDACTED.*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Pattern:
 
 
 def _p(kind: str, needs: str, regex: str, accept: Callable[[re.Match[str]], bool] | None = None) -> Pattern:
-    return Pattern(kind, tuple(needs.split()), re.compile(regex), accept)
+    return Pattern(kind, tuple(needs.split()), lazy(regex), accept)
 
 
 def _real_value(match: re.Match[str]) -> bool:
@@ -181,8 +181,8 @@ def _one(match: re.Match[str], pattern: Pattern, taken: list[str]) -> str:
     return match[0][:start] + mark + match[0][end:]
 
 
-_IP4 = re.compile(r"(?<![\w.=-])(?:\d{1,3}\.){3}\d{1,3}(?![\w.-]*\d\.\d|\w)")
-_IP6 = re.compile(
+_IP4 = lazy(r"(?<![\w.=-])(?:\d{1,3}\.){3}\d{1,3}(?![\w.-]*\d\.\d|\w)")
+_IP6 = lazy(
     r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){7}[0-9A-Fa-f]{1,4}(?![\w:])|(?<![\w:.])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5}::(?:[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5})?(?![\w:])"
 )
 _DOMAIN = r"(?:\.[A-Za-z0-9-]{1,63}){0,5}\.(?:local|internal|lan|com|net|org|edu|gov|io|cn|cluster|cloud)(?![\w-])"

@@ -10,37 +10,37 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parsers.base import Context, Event, Line, LineParser, Rows
+from parsers.base import Context, Event, Line, LineParser, Rows, lazy
 
 MAX_EVENTS = 3000
 _LIMIT = 500
 
-_RANK = re.compile(r"\[?\b[Rr]ank[ :=]{0,2}(?P<rank>\d{1,6})\b")
+_RANK = lazy(r"\[?\b[Rr]ank[ :=]{0,2}(?P<rank>\d{1,6})\b")
 # Advice, settings and errors speak of the same things without doing them.
-_TALK = re.compile(
+_TALK = lazy(
     r"\b(?:Error|Exception|Traceback|Warning:|WARN(?:ING)?\b|deprecated|should|please|consider|Watchdog|File \")|^\s*[\w.\-]{1,60}(?:_strategy|_steps|_interval|_dir)\b"
 )
 
-_SAVE_START = re.compile(
+_SAVE_START = lazy(
     r"\b[Ss]aving\b.{0,100}\b(?:checkpoints?|ckpt|model|state|optimizer|weights|snapshot)\b|\b[Ss]aving (?:to|at|latest|final|best)\b|"
     r"\b(?:is about to be saved|[Ww]riting checkpoint|[Ss]tart(?:ing|ed)? (?:to )?(?:save|saving|checkpoint\w*))|saving checkpoint at iteration|"
     r"正在保存|开始保存|保存(?:模型|检查点|权重)"
 )
-_SAVE_END = re.compile(
+_SAVE_END = lazy(
     r"(?<!to be )\b[Ss]aved\b|\b[Cc]heckpoint\b.{0,80}\b(?:is ready now|(?<!to be )saved|written)\b|\b(?:[Ff]inished|[Dd]one|[Cc]ompleted) (?:saving|writing)|\b[Ss]av(?:e|ing) (?:finished|done|completed?)\b|successfully saved|保存完成|已保存|保存成功"
 )
-_EVALUATE_START = re.compile(
+_EVALUATE_START = lazy(
     r"\b[Rr]unning (?:[Ee]valuation|[Vv]alidation|[Pp]rediction|eval\b|validation)|\b[Ss]tart(?:ing|ed)? (?:the )?(?:[Ee]valuat\w+|[Vv]alidat\w+)\b|"
     r"\b[Ee]valuating\b|\b[Ee]val(?:uation)? (?:dataset|batch|step|progress|set|on)\b|\bValidat(?:ion DataLoader|ing)\b|开始评估|开始验证|正在评估"
 )
-_EVALUATE_END = re.compile(
+_EVALUATE_END = lazy(
     r"\b(?:[Ee]val(?:uation)?|[Vv]alidation)\b.{0,40}\b(?:finished|done|completed?|took)\b|['\"]?eval_(?:loss|runtime)\b|\bvalidation loss\b|评估完成|验证完成"
 )
-_PREPARE_START = re.compile(
+_PREPARE_START = lazy(
     r"\b(?:[Rr]unning tokenizer|[Tt]okenizing|[Pp]re-?process(?:ing)?\b|[Pp]acking (?:dataset|samples|sequences)|[Bb]uilding (?:dataset )?(?:index|cache)|"
     r"[Gg]enerating \w+ split)|(?:^|\s)(?:Map|Filter|Grouping texts|Converting format)\b.{0,60}?:? +\d{1,3}%|正在(?:处理|分词|预处理)|数据预处理"
 )
-_PREPARE_END = re.compile(
+_PREPARE_END = lazy(
     r"\b(?:[Tt]okeniz\w+|[Pp]re-?process\w*|[Pp]acking|index)\b.{0,40}\b(?:finished|done|completed?|took)\b|预处理完成|:? +100%\|"
 )
 

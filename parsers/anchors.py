@@ -7,18 +7,15 @@ bodies; rsyslog and journalctl lines that carry the kernel's own stamp; `date` l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from forensics.stamps import find_stamp, find_stamps
-from parsers.base import Context, Line, LineParser, Rows, Stamp
+from parsers.base import Context, Line, LineParser, Rows, Stamp, lazy
 from parsers.prefixes import clean
 
 BODY = frozenset(("audit", "rtc", "lustre", "mce"))
-_BANNER = re.compile(r"(?:\]|: |^|\d\d:\d\d )\s?Linux version \d{1,2}\.\d{1,3}")
-_DATED = re.compile(
-    r"(?:[Ss]tart(?:ed|ing|s)?|[Ff]inish(?:ed)?|[Ee]nd(?:ed)?|[Bb]eg[iau]n|[Dd]ate|[Tt]ime)\b(?: (?:at|on|time|date))?\s?[:=]? "
-)
+_BANNER = lazy(r"(?:\]|: |^|\d\d:\d\d )\s?Linux version \d{1,2}\.\d{1,3}")
+_DATED = lazy(r"(?:[Ss]tart(?:ed|ing|s)?|[Ff]inish(?:ed)?|[Ee]nd(?:ed)?|[Bb]eg[iau]n|[Dd]ate|[Tt]ime)\b(?: (?:at|on|time|date))?\s?[:=]? ")
 
 
 def parse(line: Line, rows: Rows, context: Context) -> None:

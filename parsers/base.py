@@ -14,13 +14,53 @@ else has to be edited to add a format.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, AnyStr, Literal, cast
+
+if TYPE_CHECKING:
+    import regex
 
 Severity = Literal["debug", "info", "warning", "error", "fatal"]
+
+
+class LazyPattern:
+    """A regular expression that is compiled when it is first used; its methods are the compiled one's from then on.
+
+    The parsers hold some six hundred of them, of which a run needs a part: compiling all took longer than reading a small run.
+    """
+
+    def __init__(self, engine: Literal["re", "regex"], text: str | bytes, flags: int):
+        self.source = (engine, text, flags)
+        self.ready: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if self.ready is None:
+            engine, text, flags = self.source
+            if engine == "re":
+                self.ready = re.compile(text, flags)
+            else:
+                import regex
+
+                self.ready = regex.compile(text, flags)
+        value = getattr(self.ready, name)
+        setattr(self, name, value)  # found without a detour next time
+        return value
+
+
+def lazy(text: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
+    """`re.compile`, put off until the pattern is first used."""
+    return cast("re.Pattern[AnyStr]", LazyPattern("re", text, flags))
+
+
+def lazy_regex(text: str, flags: int = 0) -> regex.Pattern[str]:
+    """`regex.compile`, put off until the pattern is first used."""
+    return cast("regex.Pattern[str]", LazyPattern("regex", text, flags))
 
 
 @dataclass(slots=True, frozen=True)

@@ -11,13 +11,13 @@ from typing import Any
 import regex
 
 from forensics.stamps import find_stamp
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy_regex
 from parsers.exit_codes import exit_event
 
-PBS = regex.compile(
+PBS = lazy_regex(
     r"=>> PBS: job killed: (?P<what>walltime|mem|vmem|cput|ncpus|\w{1,20}) (?P<used>[\d.]{1,24})\w{0,3} ?exceeded limit (?P<limit>[\d.]{1,24})"
 )
-PBS_EXIT = regex.compile(r"\bExit_status=(?P<code>-?\d{1,6})")
+PBS_EXIT = lazy_regex(r"\bExit_status=(?P<code>-?\d{1,6})")
 PBS_CODES = {
     -26: "memory",
     -27: "memory",
@@ -29,7 +29,7 @@ PBS_CODES = {
     -20: "requeue",
     -3: "requeue",
 }
-LSF = regex.compile(r"\bTERM_(?P<term>[A-Z_]{3,30})\b(?:: (?P<text>[^.]{1,200}))?")
+LSF = lazy_regex(r"\bTERM_(?P<term>[A-Z_]{3,30})\b(?:: (?P<text>[^.]{1,200}))?")
 LSF_TERMS = {
     "MEMLIMIT": "memory",
     "SWAP": "memory",
@@ -51,32 +51,32 @@ LSF_TERMS = {
     "REQUEUE_OWNER": "requeue",
     "REQUEUE_ADMIN": "requeue",
 }
-LSF_EXIT = regex.compile(r"^\s{0,8}(?:Exited with exit code (?P<code>\d{1,6})|Exited by signal (?P<signal>\d{1,3}))\b")
-SUBMITIT = regex.compile(
+LSF_EXIT = lazy_regex(r"^\s{0,8}(?:Exited with exit code (?P<code>\d{1,6})|Exited by signal (?P<signal>\d{1,3}))\b")
+SUBMITIT = lazy_regex(
     r"Job has (?P<what>timed out|been preempted)|Bypassing signal SIG(?P<by>\w{2,5})|Caught signal SIG(?P<caught>\w{2,5}) on \S{1,100}: this job is (?P<claim>preempted|timed-out)|Caught signal SIG(?P<caught2>\w{2,5}) on|Job (?:not requeued because|requeued|was requeued)(?P<why>.{0,120})"
 )
-K8S_OOM = regex.compile(r"(?:[Rr]eason\"?\s{0,16}[:=]\s{0,16}\"?|^|\s)OOMKilled\b|OOMKilling\b|System OOM encountered")
-EVICTED = regex.compile(
+K8S_OOM = lazy_regex(r"(?:[Rr]eason\"?\s{0,16}[:=]\s{0,16}\"?|^|\s)OOMKilled\b|OOMKilling\b|System OOM encountered")
+EVICTED = lazy_regex(
     r"The node was low on resource: \[?(?P<res>[\w-]{3,30})|(?:Reason\"?\s{0,16}[:=]\s{0,16}\"?|\s)Evicted\b|(?:[Pp]od )?ephemeral local storage usage exceeds|Usage of EmptyDir volume|Container \S{1,100} exceeded its local ephemeral storage limit|Evicting pod|EvictionThresholdMet"
 )
-DEADLINE = regex.compile(
+DEADLINE = lazy_regex(
     r"\bDeadlineExceeded\b.{0,80}(?:Job|Pod|[Aa]ctive)|was active (?:on the node )?longer than (?:the )?specified deadline|BackoffLimitExceeded"
 )
-PREEMPT = regex.compile(
+PREEMPT = lazy_regex(
     r"Preempted (?:by (?:pod |a pod |node|\S)|in order to admit)|PreemptionByScheduler|EvictionByEvictionAPI|\bPreempting\b.{0,60}pod"
 )
-NODE = regex.compile(
+NODE = lazy_regex(
     r"\bNodeNotReady\b|\bNodeLost\b|node\.kubernetes\.io/(?:unreachable|not-ready)|DeletionByTaintManager|TaintManagerEviction|DeletionByPodGC|TerminationByKubelet|\bNodeShutdown\b|Pod was terminated in response to imminent node shutdown|status is now: NodeNotReady"
 )
-UNSCHEDULABLE = regex.compile(
+UNSCHEDULABLE = lazy_regex(
     r"\bFailedScheduling\b|\d{1,6}/\d{1,6} nodes are available|Insufficient (?:nvidia|amd)\.com/gpu|Allocate failed due to|UnexpectedAdmissionError|OutOfnvidia\.com/gpu"
 )
-IMAGE = regex.compile(
+IMAGE = lazy_regex(
     r"\b(?:ErrImagePull|ImagePullBackOff|InvalidImageName|CreateContainerConfigError|CreateContainerError|FailedMount|FailedAttachVolume|RunContainerError|FailedCreatePodSandBox)\b"
 )
-EXIT = regex.compile(r"(?:Exit Code|exitCode)\"?\s{0,16}[:=]\s{0,16}\"?(?P<code>\d{1,6})")
-DOCKER = regex.compile(r"\bcontainer die\b.{0,400}exitCode=(?P<code>\d{1,4})|\"OOMKilled\": ?(?P<oom>true)")
-CLOUD = regex.compile(
+EXIT = lazy_regex(r"(?:Exit Code|exitCode)\"?\s{0,16}[:=]\s{0,16}\"?(?P<code>\d{1,6})")
+DOCKER = lazy_regex(r"\bcontainer die\b.{0,400}exitCode=(?P<code>\d{1,4})|\"OOMKilled\": ?(?P<oom>true)")
+CLOUD = lazy_regex(
     r"[Ss]pot [Ii]nstance (?:[Ii]nterruption|termination)|instance-action.{0,40}terminate|instance will be (?:terminated|stopped|preempted)|compute\.instances\.preempted|"
     r"(?:Instance|VM|machine|node|Node) (?:was |is being |has been )?preempted\b|Preempt (?:event|scheduled)|Scheduled ?Event.{0,80}\bPreempt\b|rebalance recommendation"
 )
@@ -88,14 +88,14 @@ def _add(line: Line, rows: Rows, system: str, what: str, why: str | None = None,
 
 
 # Possible reasons listed in an error text are no evidence.
-GUESS = regex.compile(
+GUESS = lazy_regex(
     r"\b(?:can happen|could be|may have|might|possibl[ey]|likely) .{0,80}preempted|\bif the (?:node|instance|VM) was preempted|has failed, got preempted"
 )
-POD_NODE = regex.compile(r"^\s{0,8}(?:Node: {1,20}(?P<node>[a-z0-9][\w.-]{0,120})/|nodeName: (?P<node2>[a-z0-9][\w.-]{0,120}))")
+POD_NODE = lazy_regex(r"^\s{0,8}(?:Node: {1,20}(?P<node>[a-z0-9][\w.-]{0,120})/|nodeName: (?P<node2>[a-z0-9][\w.-]{0,120}))")
 
-POD_NAME = regex.compile(r"^Name: {1,20}(?P<pod>[a-z0-9][\w.-]{0,120})\s*$")
-EVENT_NODE = regex.compile(r"\sSystemOOM\s{1,20}node/(?P<node>[\w.-]{1,80})")
-POD_ROW = regex.compile(
+POD_NAME = lazy_regex(r"^Name: {1,20}(?P<pod>[a-z0-9][\w.-]{0,120})\s*$")
+EVENT_NODE = lazy_regex(r"\sSystemOOM\s{1,20}node/(?P<node>[\w.-]{1,80})")
+POD_ROW = lazy_regex(
     r"^\S{1,200} {2,}\d{1,4}/\d{1,4} {2,}\S{3,40} {2,}.{1,80}? {2,}(?:\d{1,3}\.){3}\d{1,3} {2,}(?P<node>[a-z0-9][\w.-]{0,120})\b"
 )
 

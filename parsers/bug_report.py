@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from parsers.base import FileParser, Head, Rows, Source
+from parsers.base import FileParser, Head, Rows, Source, lazy
 
 MAX_BYTES = 64 << 20
 
-_PART = re.compile(
+_PART = lazy(
     rb"^\*\*\* (/[^\n]{1,200})|^(?:/usr/bin/|/sbin/|/bin/)?((?:nvidia-smi|lspci|dmesg|lsmod|journalctl|ps|ibstat|nvidia-debugdump|uname|lscpu|numactl)\b[^\n]{0,80})$",
     re.M,
 )
-_DRIVER = re.compile(rb"NVRM version: NVIDIA UNIX \S{0,40}[^\n]{0,60}?Kernel Module[^\n]{0,40}?\s(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\s")
+_DRIVER = lazy(rb"NVRM version: NVIDIA UNIX \S{0,40}[^\n]{0,60}?Kernel Module[^\n]{0,40}?\s(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\s")
 
 
 def _recognises(head: Head) -> float:

@@ -5,11 +5,12 @@ The table is `canonical.toml` beside this module.  Names that stand nowhere in i
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
+
+from forensics.packs import read_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class _Table:
 
 @cache
 def _table() -> _Table:
-    data: dict[str, Any] = tomllib.loads(files("parsers").joinpath("canonical.toml").read_text("utf-8"))
+    data: dict[str, Any] = read_toml(Path(__file__).with_name("canonical.toml"))
     table = _Table([], {}, {}, {}, {}, [])
     for item in data["metric"]:
         entry = Entry(item["name"], item["unit"], item["en"], item["zh"], item.get("keys", []), item.get("in", {}))

@@ -7,13 +7,12 @@ and what could not be had; its notes quote tools and are no evidence.  `ip -s li
 from __future__ import annotations
 
 import json
-import re
 
-from parsers.base import FileParser, Head, Rows, Source
+from parsers.base import FileParser, Head, Rows, Source, lazy
 
 HEADER = "# forensics collect: "
 SCHEMA = "forensics.collection/"
-_LINK = re.compile(r"\A1: \S{1,16}: <[A-Z,_-]{2,200}> mtu \d")
+_LINK = lazy(r"\A1: \S{1,16}: <[A-Z,_-]{2,200}> mtu \d")
 
 
 def _own(head: Head) -> float:

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from parsers.base import FileParser, Head, Rows, Source
+from parsers.base import FileParser, Head, Rows, Source, lazy
 from parsers.settings import flatten_settings, kept, name_of, value_of
 
-_YAML_LINE = re.compile(r"(\s{0,80})(?:- )?([A-Za-z_][\w./-]{0,100}):(?:\s{1,8}(\S.{0,400}))?\s*\Z")
-_NAME = re.compile(
+_YAML_LINE = lazy(r"(\s{0,80})(?:- )?([A-Za-z_][\w./-]{0,100}):(?:\s{1,8}(\S.{0,400}))?\s*\Z")
+_NAME = lazy(
     r"(?i)(?:\A|[/_.-])(?:config|args|arguments|hparams|training_args|overrides|recipe|settings|params|ds|accelerate|train|sft|dpo|grpo|ppo)(?:[/_.-]|\Z)"
 )
 

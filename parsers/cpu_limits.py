@@ -6,11 +6,9 @@ behind the file's path (`grep . cpu.stat`, `forensics collect`).
 
 from __future__ import annotations
 
-import re
+from parsers.base import Context, Line, LineParser, Rows, lazy
 
-from parsers.base import Context, Line, LineParser, Rows
-
-_COUNT = re.compile(r"(?:\A|[:\s])nr_(?P<what>periods|throttled)[ :]{1,4}(?P<count>\d{1,18})\s{0,4}\Z")
+_COUNT = lazy(r"(?:\A|[:\s])nr_(?P<what>periods|throttled)[ :]{1,4}(?P<count>\d{1,18})\s{0,4}\Z")
 MAX_EVENTS = 2000  # of one file: a monitor may print the counters all day
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.values import emit, number, once
 
-_STEP = re.compile(r"\bstep=(\d{1,12}), skipped=(\d{1,12}), lr=\[?([^\],\s]{1,40})")
-_MOMENTUM = re.compile(r"mom=\[\(?([^,\])\s]{1,40})")
-_TIMER = re.compile(r"global_step=(\d{1,12}),")
-_PAIR = re.compile(r"\b(RunningAvgSamplesPerSec|CurrSamplesPerSec|MemAllocated|MaxMemAllocated)=([0-9.einfa+-]{1,30})")
-_PIPELINE = re.compile(r"\bsteps: (\d{1,12}) loss: (\S{1,40}) iter time \(s\): (\S{1,40}) samples/sec: (\S{1,40})")
-_SCALE = re.compile(r"Attempted loss scale: ([0-9.eE+-]{1,24})(?:, reducing to ([0-9.eE+-]{1,24}))?")
-_APEX = re.compile(r"[Gg]radient overflow.{0,80}?(?:loss scale to:? ?)([0-9.eE+-]{1,24})")
-_MEMORY = re.compile(r"\b(MA|Max_MA|CA|Max_CA) ([0-9.]{1,16}) GB")
-_RANK = re.compile(r"OVERFLOW! Rank (\d{1,6})")
+_STEP = lazy(r"\bstep=(\d{1,12}), skipped=(\d{1,12}), lr=\[?([^\],\s]{1,40})")
+_MOMENTUM = lazy(r"mom=\[\(?([^,\])\s]{1,40})")
+_TIMER = lazy(r"global_step=(\d{1,12}),")
+_PAIR = lazy(r"\b(RunningAvgSamplesPerSec|CurrSamplesPerSec|MemAllocated|MaxMemAllocated)=([0-9.einfa+-]{1,30})")
+_PIPELINE = lazy(r"\bsteps: (\d{1,12}) loss: (\S{1,40}) iter time \(s\): (\S{1,40}) samples/sec: (\S{1,40})")
+_SCALE = lazy(r"Attempted loss scale: ([0-9.eE+-]{1,24})(?:, reducing to ([0-9.eE+-]{1,24}))?")
+_APEX = lazy(r"[Gg]radient overflow.{0,80}?(?:loss scale to:? ?)([0-9.eE+-]{1,24})")
+_MEMORY = lazy(r"\b(MA|Max_MA|CA|Max_CA) ([0-9.]{1,16}) GB")
+_RANK = lazy(r"OVERFLOW! Rank (\d{1,6})")
 
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:

@@ -6,15 +6,14 @@ The rows of `df` themselves are events of parsers.disk_usage.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.disk_usage import ALWAYS_FULL, HEADER, ROW
 from parsers.snapshots import once, size_bytes
 
-_HEAD = re.compile(r"\A\s{0,8}Filesystem\s{1,40}(?:blocks|kbytes|space|used|KB)\s{1,20}(?:quota|soft)\s{1,20}(?:limit|hard)\s{1,20}grace\b")
-_CELL = re.compile(r"(?P<size>\d{1,18}(?:\.\d{1,3})?[KMGTPkmgtp]?)(?P<over>\*)?\Z")
+_HEAD = lazy(r"\A\s{0,8}Filesystem\s{1,40}(?:blocks|kbytes|space|used|KB)\s{1,20}(?:quota|soft)\s{1,20}(?:limit|hard)\s{1,20}grace\b")
+_CELL = lazy(r"(?P<size>\d{1,18}(?:\.\d{1,3})?[KMGTPkmgtp]?)(?P<over>\*)?\Z")
 _NO_GRACE = frozenset({"-", "none"})
 
 

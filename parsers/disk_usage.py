@@ -6,13 +6,11 @@ are always full and left out.
 
 from __future__ import annotations
 
-import regex
+from parsers.base import Context, Line, LineParser, Rows, lazy_regex
 
-from parsers.base import Context, Line, LineParser, Rows
-
-HEADER = regex.compile(r"^Filesystem\s+.{0,120}(?:Use%|IUse%|Capacity)\s+Mounted on")
-ROW = regex.compile(r"^(?P<device>\S{1,300})(?:\s+\S{1,30}){3,4}\s+(?P<percent>\d{1,3})%\s+(?P<mount>/\S{0,300})\s*$")
-ALWAYS_FULL = regex.compile(r"^(?:/dev/loop|squashfs|iso9660|/snap)|^/(?:snap|cdrom)")
+HEADER = lazy_regex(r"^Filesystem\s+.{0,120}(?:Use%|IUse%|Capacity)\s+Mounted on")
+ROW = lazy_regex(r"^(?P<device>\S{1,300})(?:\s+\S{1,30}){3,4}\s+(?P<percent>\d{1,3})%\s+(?P<mount>/\S{0,300})\s*$")
+ALWAYS_FULL = lazy_regex(r"^(?:/dev/loop|squashfs|iso9660|/snap)|^/(?:snap|cdrom)")
 
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:

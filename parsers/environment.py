@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.packages import canonical, tell
 from parsers.snapshots import once
 
@@ -33,7 +33,7 @@ _COLLECT = {
     "Neuron SDK Version": "",
 }
 _NOTHING = frozenset({"n/a", "could not collect", "none", "", "no cuda"})
-_GPU = re.compile(r"\A\s{0,4}GPU (?P<gpu>\d{1,3}): (?P<name>\S.{0,80}?)\s{0,4}\Z")
+_GPU = lazy(r"\A\s{0,4}GPU (?P<gpu>\d{1,3}): (?P<name>\S.{0,80}?)\s{0,4}\Z")
 
 
 def _collected(line: Line, rows: Rows, context: Context) -> None:
@@ -79,7 +79,7 @@ def _pair(line: Line, rows: Rows, context: Context) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- ds_report
 
-_DS = re.compile(r"\A\s{0,4}(?P<key>[a-z][a-z0-9 ./]{2,40}?) \.{3,60} (?P<value>\S[^\n]{0,200})\Z")
+_DS = lazy(r"\A\s{0,4}(?P<key>[a-z][a-z0-9 ./]{2,40}?) \.{3,60} (?P<value>\S[^\n]{0,200})\Z")
 _DS_KEYS = {
     "torch version": "version.torch",
     "torch cuda version": "version.cuda",
@@ -89,7 +89,7 @@ _DS_KEYS = {
     "shared memory (/dev/shm) size": "shm.size",
     "hip version": "version.rocm",
 }
-_PLAIN_VERSION = re.compile(r"\d{1,4}\.\d{1,4}[\w.+-]{0,40}")
+_PLAIN_VERSION = lazy(r"\d{1,4}\.\d{1,4}[\w.+-]{0,40}")
 
 
 def _ds_report(line: Line, rows: Rows, context: Context) -> None:
@@ -109,25 +109,25 @@ def _ds_report(line: Line, rows: Rows, context: Context) -> None:
 
 # --------------------------------------------------------------------------------------------------------- nvcc, logs
 
-_NVCC = re.compile(r"Cuda compilation tools, release (\d{1,2}\.\d{1,2})")
+_NVCC = lazy(r"Cuda compilation tools, release (\d{1,2}\.\d{1,2})")
 # A version number with at least one dot; build tags (`+cu121`, `.dev20240101`, `rc1`) belong to it.
 _V = r"v?(?P<v>\d{1,4}\.\d{1,4}(?:\.\d{1,8})?(?:\.?(?:post|dev|rc|a|b)\d{1,10})?(?:\+[\w.]{1,40})?)(?![\w.]*[\w])"
 # What a program says about itself.  Each names the package, or `(?P<name>…)` does.
 _SAYINGS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("", re.compile(r"(?i)\b(?P<name>py ?torch|torch|transformers|accelerate|trl|peft|datasets|tokenizers|vllm|sglang|deepspeed|flash[-_ ]?attn|flash[-_ ]?attention|triton|numpy|ray|bitsandbytes|xformers|unsloth|megatron-core|transformer[-_ ]engine|lightning|cudnn|nccl|python)(?:[ _]version|\.__version__|[ _]ver)\s{0,20}(?:[:=]\s{0,20}|is |-> )?['\"(]{0,2}" + _V)),
-    ("vllm", re.compile(r"(?:Initializing an? (?:V\d )?LLM engine \(|vLLM API server version |vLLM server version )" + _V)),
-    ("deepspeed", re.compile(r"DeepSpeed info: version=" + _V)),
-    ("unsloth", re.compile(r"Unsloth " + _V + r": Fast ")),
-    ("torch", re.compile(r"\bTorch: " + _V + r"\. CUDA")),
-    ("transformers", re.compile(r"Transformers: " + _V)),
-    ("cuda", re.compile(r"(?i)\btorch\.version\.cuda\s{0,8}(?:[:=]|is)\s{0,8}['\"]?(?P<v>\d{1,2}\.\d{1,2})\b")),
-    ("cuda", re.compile(r"\bCUDA Toolkit: (?P<v>\d{1,2}\.\d{1,2})\b")),
-    ("cudnn", re.compile(r"(?i)\bcudnn(?:\.version\(\)|[ _]version)\s{0,8}[:=]\s{0,8}(?P<v>\d{4,6})\b")),
-    ("driver", re.compile(r"(?i)\bdriver[ _]version\s{0,8}[:=]\s{0,8}(?P<v>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")),
+    ("", lazy(r"(?i)\b(?P<name>py ?torch|torch|transformers|accelerate|trl|peft|datasets|tokenizers|vllm|sglang|deepspeed|flash[-_ ]?attn|flash[-_ ]?attention|triton|numpy|ray|bitsandbytes|xformers|unsloth|megatron-core|transformer[-_ ]engine|lightning|cudnn|nccl|python)(?:[ _]version|\.__version__|[ _]ver)\s{0,20}(?:[:=]\s{0,20}|is |-> )?['\"(]{0,2}" + _V)),
+    ("vllm", lazy(r"(?:Initializing an? (?:V\d )?LLM engine \(|vLLM API server version |vLLM server version )" + _V)),
+    ("deepspeed", lazy(r"DeepSpeed info: version=" + _V)),
+    ("unsloth", lazy(r"Unsloth " + _V + r": Fast ")),
+    ("torch", lazy(r"\bTorch: " + _V + r"\. CUDA")),
+    ("transformers", lazy(r"Transformers: " + _V)),
+    ("cuda", lazy(r"(?i)\btorch\.version\.cuda\s{0,8}(?:[:=]|is)\s{0,8}['\"]?(?P<v>\d{1,2}\.\d{1,2})\b")),
+    ("cuda", lazy(r"\bCUDA Toolkit: (?P<v>\d{1,2}\.\d{1,2})\b")),
+    ("cudnn", lazy(r"(?i)\bcudnn(?:\.version\(\)|[ _]version)\s{0,8}[:=]\s{0,8}(?P<v>\d{4,6})\b")),
+    ("driver", lazy(r"(?i)\bdriver[ _]version\s{0,8}[:=]\s{0,8}(?P<v>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")),
 )  # fmt: skip
 _ALIASES = {"pytorch": "torch", "flash-attention": "flash-attn", "flashattn": "flash-attn", "flashattention": "flash-attn"}
 # Sentences on what is wanted, not on what is there.
-_WISH = re.compile(
+_WISH = lazy(
     r"(?i)requires?\b|should\b|at least|or (?:newer|later|higher|above)|minimum|upgrade|please|support|deprecat|expected|but (?:got|found)|install|mismatch|compiled (?:with|for|against)|>=|<="
 )
 

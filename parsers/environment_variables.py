@@ -5,9 +5,7 @@ Facts `env.NAME`.  An assignment counts where it begins a line or follows anothe
 
 from __future__ import annotations
 
-import re
-
-from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source, mostly
+from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source, lazy, mostly
 from parsers.prefixes import clean
 from parsers.snapshots import once
 
@@ -42,15 +40,15 @@ NAMES = frozenset(
         "OMPI_COMM_WORLD_SIZE",
     ]
 )
-_SECRET = re.compile(r"(?i)token|key|secret|passw|credential")
-_ASSIGNED = re.compile(
+_SECRET = lazy(r"(?i)token|key|secret|passw|credential")
+_ASSIGNED = lazy(
     r"\A\s{0,12}(?:\++\s{1,4})?(?:export\s{1,4}|declare -x\s{1,4}|env\s{1,4}|set -x\s{1,4}|set\s{1,4}|ENV\s{1,4}|-\s{1,4})?[\"']?(?=[A-Z])"
 )
-_ONE = re.compile(
+_ONE = lazy(
     r"(?P<name>[A-Z][A-Z0-9_]{2,60})=(?P<value>\"[^\"\n]{0,300}\"|'[^'\n]{0,300}'|[^\s\"';]{0,300})[\"',;]{0,2}\s{0,8}\\?\s{0,4}(?:export\s{1,4})?"
 )
-_ITEM = re.compile(r"['\"](?P<name>(?:NCCL|TORCH_NCCL|CUDA|PYTORCH)_[A-Z0-9_]{2,60})['\"]\s?[:,=]\s?['\"](?P<value>[^'\"\n]{0,200})['\"]")
-_DUMP = re.compile(r"\A(?:export |declare -x )?[A-Za-z_][\w%()]{0,100}=")
+_ITEM = lazy(r"['\"](?P<name>(?:NCCL|TORCH_NCCL|CUDA|PYTORCH)_[A-Z0-9_]{2,60})['\"]\s?[:,=]\s?['\"](?P<value>[^'\"\n]{0,200})['\"]")
+_DUMP = lazy(r"\A(?:export |declare -x )?[A-Za-z_][\w%()]{0,100}=")
 
 
 def kept(name: str) -> bool:

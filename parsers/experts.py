@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.values import emit
 
 LEAST = 4  # experts (or routed tokens) below which a list says nothing
-_COUNTS = re.compile(
+_COUNTS = lazy(
     r"(?i)\b(?:tokens?[_ ]per[_ ]expert|(?:per[_ -])?expert[_ ](?:token[_ ])?(?:counts?|loads?|usage|util\w{0,8}|fractions?|tokens|dist\w{0,10}|hist\w{0,6})|routing[_ ](?:counts?|distribution))\b[^\[\n]{0,60}\[\s{0,4}([-\d.,eE+ ]{3,6000})"
 )
-_CHOSEN = re.compile(
+_CHOSEN = lazy(
     r"(?i)\b(?:topk_id(?:x|s)?|top_?k_indices|selected_experts?|expert_(?:ids|idx|indices))\b[^\[\n]{0,40}\[{1,3}\s{0,4}([\d, ]{3,6000})"
 )
-_STEP = re.compile(r"(?i)(?<![\w/-])(?:global[_ -]?step|step|iter(?:ation)?)\s{0,2}[=:#\[]?\s{0,8}(\d{1,12})")
+_STEP = lazy(r"(?i)(?<![\w/-])(?:global[_ -]?step|step|iter(?:ation)?)\s{0,2}[=:#\[]?\s{0,8}(\d{1,12})")
 
 
 def _numbers(text: str) -> list[float]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.nvidia_smi import canonical_pci
 from parsers.snapshots import number
 
 MAX_PORTS = 64
 
-_STATE = re.compile(
+_STATE = lazy(
     r"(?i)(?:\d: )?(?:PORT_)?(?P<state>ACTIVE|DOWN|INIT(?:IALIZING)?|ARMED|ACTIVE_DEFER|LINKUP|DISABLED|POLLING|SLEEP|LINKERRORRECOVERY)"
 )
 _WORDS = {"INIT": "Initializing", "INITIALIZING": "Initializing", "LINKUP": "LinkUp", "LINKERRORRECOVERY": "LinkErrorRecovery"}
@@ -70,13 +70,9 @@ def _ports(line: Line, rows: Rows, context: Context) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- lspci
 
-_DEVICE = re.compile(
-    r"\A(?P<pci>(?:[0-9a-fA-F]{4}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s{1,4}(?P<what>[A-Z0-9][^:\n]{2,60})(?: \[\w{4}\])?:"
-)
-_ASKED = re.compile(r"lspci[^\n]{0,60}? -s ?(?P<pci>(?:[0-9a-fA-F]{4}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
-_LINK = re.compile(
-    r"Speed (?P<speed>\d{1,3}(?:\.\d)?)GT/s(?P<slow> \(downgraded\))?, Width x(?P<width>\d{1,2})(?P<narrow> \(downgraded\))?"
-)
+_DEVICE = lazy(r"\A(?P<pci>(?:[0-9a-fA-F]{4}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s{1,4}(?P<what>[A-Z0-9][^:\n]{2,60})(?: \[\w{4}\])?:")
+_ASKED = lazy(r"lspci[^\n]{0,60}? -s ?(?P<pci>(?:[0-9a-fA-F]{4}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
+_LINK = lazy(r"Speed (?P<speed>\d{1,3}(?:\.\d)?)GT/s(?P<slow> \(downgraded\))?, Width x(?P<width>\d{1,2})(?P<narrow> \(downgraded\))?")
 
 
 def _device(context: Context, limit: int = 60) -> tuple[str | None, str, float | None]:

@@ -20,7 +20,7 @@ import re
 import reprlib
 from typing import Any
 
-from parsers.base import FileParser, Head, Line, Rows, Source
+from parsers.base import FileParser, Head, Line, Rows, Source, lazy
 
 MAX_BYTES = 96 << 20
 MAX_OPCODES = 12_000_000
@@ -28,10 +28,10 @@ MAX_ENTRIES = 48  # kept per group and rank: the unfinished ones and the last fi
 MAX_GROUPS = 2048
 MAX_MEMBERS = 65_536
 
-_NAME = re.compile(
+_NAME = lazy(
     r"(?:rank[_\-.]?|_dump_|nccl_trace_rank_|fr_trace_?|trace[_\-.]?|dump[_\-.]?|[_\-.])(?P<rank>\d{1,6})(?:\.(?:pkl|pickle|json|bin|dump|fr))?$"
 )
-_P2P = re.compile(r"(?P<way>send|recv)\w* (?P<a>\d{1,6})(?:->|<-)(?P<b>\d{1,6})")
+_P2P = lazy(r"(?P<way>send|recv)\w* (?P<a>\d{1,6})(?:->|<-)(?P<b>\d{1,6})")
 _KEYS = ("pg_config", "pg_status", "entries")
 #: opcodes that build anything other than plain data
 _FORBIDDEN = frozenset(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import regex
+from parsers.base import lazy_regex
 
 Frame = dict[str, Any]
 
-FRAME = regex.compile(r'^\s*>?\s*File "(?P<file>[^"]{1,1000})", line (?P<line>\d{1,9})(?:, in (?P<func>.{1,200}))?\s*$')
-RICH = regex.compile(r"^[\s│]*(?P<file>[^\s:│]{1,400}\.py):(?P<line>\d{1,7}) in (?P<func>[\w<>.]{1,120})\s*│?\s*$")
-MARGIN = regex.compile(r"^[ ]{0,40}(?:[|+](?: |$)|\+-\+-{2,}.*$)")
+FRAME = lazy_regex(r'^\s*>?\s*File "(?P<file>[^"]{1,1000})", line (?P<line>\d{1,9})(?:, in (?P<func>.{1,200}))?\s*$')
+RICH = lazy_regex(r"^[\s│]*(?P<file>[^\s:│]{1,400}\.py):(?P<line>\d{1,7}) in (?P<func>[\w<>.]{1,120})\s*│?\s*$")
+MARGIN = lazy_regex(r"^[ ]{0,40}(?:[|+](?: |$)|\+-\+-{2,}.*$)")
 
 # Where installed code lives: everything else is the user's or a checkout of a framework.
 LIBRARY = (
@@ -23,24 +23,24 @@ LIBRARY = (
     "/usr/lib/python",
     "importlib/_bootstrap",
 )
-STDLIB = regex.compile(r"/lib(?:64)?/python\d(?:\.\d+)?/(?!site-packages)|/pyenv/versions/|/torchinductor_|/lib/python\d+\.zip")
+STDLIB = lazy_regex(r"/lib(?:64)?/python\d(?:\.\d+)?/(?!site-packages)|/pyenv/versions/|/torchinductor_|/lib/python\d+\.zip")
 # Directory names that betray a framework's own source checkout (editable installs).
-FRAMEWORKS = regex.compile(
+FRAMEWORKS = lazy_regex(
     r"(?:^|/)(?:torch|transformers|trl|accelerate|peft|deepspeed|vllm|sglang|verl|openrlhf|megatron|megatron_core|ray|datasets|lightning|"
     r"pytorch_lightning|flash_attn|xformers|triton|unsloth|unsloth_zoo|swift|llamafactory|axolotl|nemo|nemo_rl|nemo_automodel|fairscale|apex|"
     r"transformer_engine|torchtitan|torchtune|bitsandbytes|numpy|pandas|pyarrow|torchvision|torchaudio|composer|slime|areal|roll)/(?:[\w.-]+/)*[\w.-]+\.py$"
 )
 
 # Names that end an exception's class name; others need more context to be believed.
-SUFFIX = regex.compile(
+SUFFIX = lazy_regex(
     r"(?:Error|Exception|Interrupt|Exit|Warning|StopIteration|Timeout|TimeoutExpired|Failure|Fault|Unsupported|ExceptionGroup|Empty|Full|Again|OOM|NotFound)$"
 )
-NAME = regex.compile(r"^(?:[a-z_]\w{0,60}\.){0,12}[A-Z_]\w{0,100}(?:\([\w.]{1,120}\))?$")
-LOWER = regex.compile(r"^(?:[A-Za-z_]\w{0,60}\.){1,6}(?:error|timeout|exception|abort|gaierror|herror)$")  # zlib.error, socket.timeout
+NAME = lazy_regex(r"^(?:[a-z_]\w{0,60}\.){0,12}[A-Z_]\w{0,100}(?:\([\w.]{1,120}\))?$")
+LOWER = lazy_regex(r"^(?:[A-Za-z_]\w{0,60}\.){1,6}(?:error|timeout|exception|abort|gaierror|herror)$")  # zlib.error, socket.timeout
 LEVELS = frozenset(
     ("INFO", "WARNING", "WARN", "ERROR", "DEBUG", "CRITICAL", "FATAL", "NOTE", "TRACE", "Traceback", "None", "True", "False", "OK")
 )
-NOISE = regex.compile(r"^(?:\d{1,3}%\|| ?\d+it \[|\{'|step[ :=]|INFO\b|WARNING\b|ERROR:|\[\d{4}-|\d{4}-\d\d-\d\d|={5,}|-{5,}|Epoch )")
+NOISE = lazy_regex(r"^(?:\d{1,3}%\|| ?\d+it \[|\{'|step[ :=]|INFO\b|WARNING\b|ERROR:|\[\d{4}-|\d{4}-\d\d-\d\d|={5,}|-{5,}|Epoch )")
 
 
 def strip_margin(text: str) -> str:

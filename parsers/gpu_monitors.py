@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from forensics.stamps import find_stamp
-from parsers.base import Context, Line, LineParser, Rows, Stamp
+from parsers.base import Context, Line, LineParser, Rows, Stamp, lazy
 from parsers.nvidia_smi_views import emit_app
 from parsers.snapshots import add_samples, number, once
 
@@ -114,15 +114,15 @@ def _pmon(names: list[str], rows: Rows, context: Context) -> None:
 
 # ------------------------------------------------------------------------------------------------------ rocm-smi
 
-_ROCM = re.compile(r"\A\s{0,4}GPU\[(?P<gpu>\d{1,3})\]\s{0,8}: (?P<key>[^:\n]{2,80}): (?P<value>[^\n]{1,120})\Z")
+_ROCM = lazy(r"\A\s{0,4}GPU\[(?P<gpu>\d{1,3})\]\s{0,8}: (?P<key>[^:\n]{2,80}): (?P<value>[^\n]{1,120})\Z")
 _ROCM_KEYS = (
-    (re.compile(r"Temperature \(Sensor (?:junction|hotspot)\)"), "temperature", 1.0),
-    (re.compile(r"Temperature \(Sensor memory\)"), "memory_temperature", 1.0),
-    (re.compile(r"(?:Average|Current Socket) Graphics Package Power"), "power", 1.0),
-    (re.compile(r"GPU use \(%\)"), "utilization", 1.0),
-    (re.compile(r"VRAM Total Used Memory \(B\)"), "memory_used", 1 / 2**20),
-    (re.compile(r"VRAM Total Memory \(B\)"), "memory_total", 1 / 2**20),
-    (re.compile(r"sclk clock level"), "sm_clock", 1.0),
+    (lazy(r"Temperature \(Sensor (?:junction|hotspot)\)"), "temperature", 1.0),
+    (lazy(r"Temperature \(Sensor memory\)"), "memory_temperature", 1.0),
+    (lazy(r"(?:Average|Current Socket) Graphics Package Power"), "power", 1.0),
+    (lazy(r"GPU use \(%\)"), "utilization", 1.0),
+    (lazy(r"VRAM Total Used Memory \(B\)"), "memory_used", 1 / 2**20),
+    (lazy(r"VRAM Total Memory \(B\)"), "memory_total", 1 / 2**20),
+    (lazy(r"sclk clock level"), "sm_clock", 1.0),
 )
 
 

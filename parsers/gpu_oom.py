@@ -12,7 +12,7 @@ from typing import Any
 
 import regex
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy_regex
 from parsers.values import number
 
 UNITS = {
@@ -31,26 +31,26 @@ UNITS = {
 }
 SIZE = r"(-?\d{1,18}(?:\.\d{1,9})?) ?([KMGT]i?B|bytes|B)"
 
-TRIED = regex.compile(r"Tried to allocate " + SIZE)
-DEVICE = regex.compile(r"\b(?:GPU|NPU|XPU) (\d{1,6})[ ;.]")
+TRIED = lazy_regex(r"Tried to allocate " + SIZE)
+DEVICE = lazy_regex(r"\b(?:GPU|NPU|XPU) (\d{1,6})[ ;.]")
 FIELDS: tuple[tuple[str, regex.Pattern], ...] = (
-    ("capacity", regex.compile(SIZE + r" total capacity|total capacity of " + SIZE)),
-    ("free", regex.compile(r"(?:of which )?" + SIZE + r" (?:is )?free\b")),
-    ("used", regex.compile(r"(?:this process|[Pp]rocess \d{1,9} \(this\)) has " + SIZE)),
-    ("allocated", regex.compile(SIZE + r" already allocated|[Oo]f the allocated memory,? " + SIZE + r" is allocated by")),
-    ("reserved", regex.compile(SIZE + r" reserved in total|" + SIZE + r" reserved by PyTorch(?! but)")),
-    ("unallocated", regex.compile(SIZE + r" is reserved by PyTorch but unallocated")),
-    ("private", regex.compile(SIZE + r" (?:allocated )?in private pools")),
-    ("in_use", regex.compile(SIZE + r" memory in use")),
-    ("limit", regex.compile(SIZE + r" allowed")),
+    ("capacity", lazy_regex(SIZE + r" total capacity|total capacity of " + SIZE)),
+    ("free", lazy_regex(r"(?:of which )?" + SIZE + r" (?:is )?free\b")),
+    ("used", lazy_regex(r"(?:this process|[Pp]rocess \d{1,9} \(this\)) has " + SIZE)),
+    ("allocated", lazy_regex(SIZE + r" already allocated|[Oo]f the allocated memory,? " + SIZE + r" is allocated by")),
+    ("reserved", lazy_regex(SIZE + r" reserved in total|" + SIZE + r" reserved by PyTorch(?! but)")),
+    ("unallocated", lazy_regex(SIZE + r" is reserved by PyTorch but unallocated")),
+    ("private", lazy_regex(SIZE + r" (?:allocated )?in private pools")),
+    ("in_use", lazy_regex(SIZE + r" memory in use")),
+    ("limit", lazy_regex(SIZE + r" allowed")),
 )
-OTHER = regex.compile(r"[Pp]rocess (\d{1,9}) has " + SIZE + r" memory in use")
-PLAIN_USED = regex.compile(r"Including non-PyTorch memory, this process has " + SIZE)
-VLLM_UTIL = regex.compile(
+OTHER = lazy_regex(r"[Pp]rocess (\d{1,9}) has " + SIZE + r" memory in use")
+PLAIN_USED = lazy_regex(r"Including non-PyTorch memory, this process has " + SIZE)
+VLLM_UTIL = lazy_regex(
     r"Free memory on device (?:\S{1,40} )?\(([\d.]{1,20})/([\d.]{1,20}) GiB\)(?: on startup)? is less than desired GPU memory utilization \(([\d.]{1,20}), ([\d.]{1,20}) GiB\)"
 )
-XLA = regex.compile(r"RESOURCE_EXHAUSTED: .{0,40}[Oo]ut of memory.{0,60}?allocat\w{1,12} (\d{1,18})(?: bytes)?")
-ROW = regex.compile(r"^\|\s{0,20}([A-Z][A-Za-z -]{1,60}?)\s{0,40}\|" + r"\s{0,20}(\d{1,18})\s{0,4}([KMG]i?B|B)?\s{0,20}\|" * 2)
+XLA = lazy_regex(r"RESOURCE_EXHAUSTED: .{0,40}[Oo]ut of memory.{0,60}?allocat\w{1,12} (\d{1,18})(?: bytes)?")
+ROW = lazy_regex(r"^\|\s{0,20}([A-Z][A-Za-z -]{1,60}?)\s{0,40}\|" + r"\s{0,20}(\d{1,18})\s{0,4}([KMG]i?B|B)?\s{0,20}\|" * 2)
 
 TEXTS = (
     "out of memory. Tried to allocate",

@@ -6,18 +6,14 @@ dict holds no step: it stands in the progress bar redrawn after it, or in ms-swi
 
 from __future__ import annotations
 
-import re
-
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.values import bar_after, dict_body, emit, fraction, number, once, quoted_pairs, step_of
 
 # What may stand before the dict: nothing, a progress bar, a logger's `>> `, or an axolotl/swift tag.
-_BEFORE = re.compile(r"(?:\s*|.{0,2000}[\]|]\s*|.{0,300}(?:>> |INFO:swift\] |[0-9]%\|.{0,600}\]\s*))\Z")
-_CLAIMED = re.compile(
-    r"(?:Global step|step|rollout|perf|eval|train|metrics) [0-9]+: \Z|\]\[PID [0-9]+\] \Z|\.py:[0-9]+ - \Z|train_inner \| \Z"
-)
-_OWN = re.compile(r"'(?:learning_rate|eval_\w+|train_runtime)': ")
-_TRL = re.compile(r"'(?:completions?/|completion_length|frac_reward_zero_std|rewards/|logps/|objective/|clip_ratio/|sampling/|reward_std)")
+_BEFORE = lazy(r"(?:\s*|.{0,2000}[\]|]\s*|.{0,300}(?:>> |INFO:swift\] |[0-9]%\|.{0,600}\]\s*))\Z")
+_CLAIMED = lazy(r"(?:Global step|step|rollout|perf|eval|train|metrics) [0-9]+: \Z|\]\[PID [0-9]+\] \Z|\.py:[0-9]+ - \Z|train_inner \| \Z")
+_OWN = lazy(r"'(?:learning_rate|eval_\w+|train_runtime)': ")
+_TRL = lazy(r"'(?:completions?/|completion_length|frac_reward_zero_std|rewards/|logps/|objective/|clip_ratio/|sampling/|reward_std)")
 _SETTINGS = {
     "Num examples": "setting.num_examples",
     "Num Epochs": "setting.num_epochs",
@@ -33,8 +29,8 @@ _SETTINGS = {
     "Number of trainable parameters": "setting.trainable_parameters",
     "Trainable parameters": "setting.trainable_parameters",
 }
-_SETTING = re.compile(r"([A-Z][A-Za-z&.,() ]{4,70}?) ?= ?([0-9][0-9,]*)")
-_RESUMED = re.compile(r"Continuing training from (epoch|global step) (\d+)")
+_SETTING = lazy(r"([A-Z][A-Za-z&.,() ]{4,70}?) ?= ?([0-9][0-9,]*)")
+_RESUMED = lazy(r"Continuing training from (epoch|global step) (\d+)")
 
 
 def owns(before: str, body: str) -> bool:

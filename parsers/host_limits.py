@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source
+from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source, lazy
 from parsers.snapshots import once
 
-_BASH = re.compile(
+_BASH = lazy(
     r"\A\s{0,4}(?P<name>[a-z][a-z \-/]{2,40}?)\s{1,40}\((?:(?P<unit>[a-z0-9-]{1,20}), )?-(?P<flag>\w)\)\s{1,40}(?P<value>\d{1,19}|unlimited)\s{0,4}\Z"
 )
-_ZSH = re.compile(r"\A-(?P<flag>\w): [a-z-][a-z \-/()]{1,40}?\s{1,40}(?P<value>\d{1,19}|unlimited)\s{0,4}\Z")
-_PROC = re.compile(
+_ZSH = lazy(r"\A-(?P<flag>\w): [a-z-][a-z \-/()]{1,40}?\s{1,40}(?P<value>\d{1,19}|unlimited)\s{0,4}\Z")
+_PROC = lazy(
     r"\AMax (?P<name>[a-z ]{3,30}?)\s{2,40}(?P<soft>\d{1,19}|unlimited)\s{2,40}(?P<hard>\d{1,19}|unlimited)(?:\s{1,40}(?P<unit>\w{1,12}))?\s{0,8}\Z"
 )
-_ASKED = re.compile(r"(?:\A|[\s;&|'\"(])ulimit (?:-[SH]{0,2})?-?(?P<flag>[nlus])(?=[\s;'\")]|\Z)")
+_ASKED = lazy(r"(?:\A|[\s;&|'\"(])ulimit (?:-[SH]{0,2})?-?(?P<flag>[nlus])(?=[\s;'\")]|\Z)")
 _FLAGS = {"n": "limit.open_files", "l": "limit.memlock", "u": "limit.processes", "s": "limit.stack"}
 _PROC_NAMES = {
     "open files": "limit.open_files",
@@ -58,7 +58,7 @@ def _limits(line: Line, rows: Rows, context: Context) -> None:
 
 # -------------------------------------------------------------------------------------------------------- swappiness
 
-_SWAPPINESS = re.compile(r"\bvm[./]swappiness\s{0,4}[=:]?\s{0,4}(?P<value>\d{1,3})\b")
+_SWAPPINESS = lazy(r"\bvm[./]swappiness\s{0,4}[=:]?\s{0,4}(?P<value>\d{1,3})\b")
 
 
 def _swappiness(line: Line, rows: Rows, context: Context) -> None:

@@ -11,12 +11,12 @@ import json
 import re
 from typing import Any
 
-from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source
+from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source, lazy
 from parsers.snapshots import gib, number, once, size_bytes
 
 UNLIMITED = 1 << 60  # cgroup v1 prints its largest page-aligned number where nothing is set
 
-_MEMINFO = re.compile(r"\A(?P<key>MemTotal|MemAvailable|SwapTotal|Shmem|HugePages_Total):\s{1,20}(?P<value>\d{1,15})(?: kB)?\s{0,4}\Z")
+_MEMINFO = lazy(r"\A(?P<key>MemTotal|MemAvailable|SwapTotal|Shmem|HugePages_Total):\s{1,20}(?P<value>\d{1,15})(?: kB)?\s{0,4}\Z")
 _MEMINFO_KEYS = {"MemTotal": "host.memory_gib", "MemAvailable": "host.memory_available_gib", "SwapTotal": "host.swap_gib"}
 
 
@@ -46,7 +46,7 @@ def _free(line: Line, rows: Rows, context: Context) -> None:
             once(rows, context, line, key, gib(value))
 
 
-_CPUS = re.compile(r"\ACPU\(s\):\s{1,30}(?P<value>\d{1,5})\s{0,4}\Z")
+_CPUS = lazy(r"\ACPU\(s\):\s{1,30}(?P<value>\d{1,5})\s{0,4}\Z")
 
 
 def _lscpu(line: Line, rows: Rows, context: Context) -> None:
@@ -64,11 +64,11 @@ def _lscpu(line: Line, rows: Rows, context: Context) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ cgroups
 
-_CGROUP = re.compile(
+_CGROUP = lazy(
     r"(?:\A|[\s/])(?P<file>memory\.max|memory\.limit_in_bytes|memory\.high|memory\.current|memory\.peak|cpu\.max|cpu\.cfs_quota_us|pids\.max|pids\.current)"
     r"(?:\s{0,4}[:=]\s{0,4}(?P<value>\S{1,24}(?: \d{1,9})?))?\s{0,4}\Z"
 )
-_CGROUP_VALUE = re.compile(r"\s{0,4}(?:max|-1|\d{1,20})(?: \d{1,9})?\s{0,4}")
+_CGROUP_VALUE = lazy(r"\s{0,4}(?:max|-1|\d{1,20})(?: \d{1,9})?\s{0,4}")
 
 
 def _cgroup_fact(rows: Rows, line: Line | int, name: str, text: str, context: Context) -> None:

@@ -6,15 +6,14 @@ Events: `proc_status` (fields `pid`, `name`, `state`, `vm_peak_mib`, `vm_rss_mib
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source, mostly
+from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source, lazy, mostly
 from parsers.prefixes import clean
 from parsers.snapshots import number
 
 MAX_PROCESSES = 3000
-WORTH = re.compile(r"python|torchrun|deepspeed|accelerate|ray::|raylet|vllm|pt_main_thread|pt_data_worker|megatron|mpirun|VLLM")
+WORTH = lazy(r"python|torchrun|deepspeed|accelerate|ray::|raylet|vllm|pt_main_thread|pt_data_worker|megatron|mpirun|VLLM")
 
 _STATUS_KEYS = {
     "VmPeak": "vm_peak_mib",
@@ -134,12 +133,10 @@ def _ps(line: Line, rows: Rows, context: Context) -> None:
                 break
 
 
-_AUX = re.compile(
+_AUX = lazy(
     r"\A(?P<user>[\w.+$-]{1,40})\s{1,20}(?P<pid>\d{1,9})\s{1,10}\d{1,4}\.\d\s{1,10}\d{1,3}\.\d\s{1,14}\d{1,15}\s{1,14}\d{1,15}\s{1,4}(?:\?|[\w/]{1,12})\s{1,12}[A-Za-z<+]{1,6}\s"
 )
-_EF = re.compile(
-    r"\A[\w.+$-]{1,40}\s{1,20}\d{1,9}\s{1,10}\d{1,9}\s{1,6}\d{1,3}\s{1,4}\S{1,8}\s{1,4}(?:\?|[\w/]{1,12})\s{1,4}[\d:-]{5,14}\s"
-)
+_EF = lazy(r"\A[\w.+$-]{1,40}\s{1,20}\d{1,9}\s{1,10}\d{1,9}\s{1,6}\d{1,3}\s{1,4}\S{1,8}\s{1,4}(?:\?|[\w/]{1,12})\s{1,4}[\d:-]{5,14}\s")
 _AUX_COLUMNS = ["user", "pid", "cpu", "", "", "rss", "", "state", "", "", "command"]
 _EF_COLUMNS = ["user", "pid", "ppid", "", "", "", "", "command"]
 

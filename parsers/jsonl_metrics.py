@@ -10,14 +10,13 @@ import csv
 import io
 import json
 import math
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source
+from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source, lazy
 from parsers.canonical import reading
 from parsers.values import NOT_METRICS, emit, number, placed
 
@@ -26,8 +25,8 @@ MAX_ROWS = 2_000_000
 LARGE = 1_000_000  # readings of one file that are kept whole; beyond them half of the records go, and half again
 LAST = 5_000  # records at a file's end that are all kept
 WIDE = 16 << 10  # bytes of a record that may wait for the end
-ODD = re.compile(rb"(?i)\bnan\b|infinity|\binf\b|\bnull\b")
-_RESULT = re.compile(
+ODD = lazy(rb"(?i)\bnan\b|infinity|\binf\b|\bnull\b")
+_RESULT = lazy(
     r"(?i)(?:\A|[_/ .-])(?:loss|reward|rewards|kl|entropy|grad_norm|gnorm|accuracy|acc|perplexity|ppl|score)(?:\Z|[_/ .-])|loss\Z"
 )
 _DATA = {
@@ -48,7 +47,7 @@ _DATA = {
 }
 _STEPPED = {"step", "epoch", "episode"}
 _TIMES = ("_timestamp", "timestamp", "wall_time", "time", "ts", "created_at", "Wall time", "unix_time")
-_ENTRY = re.compile(r'\s*"([^"]{1,200})":\s*(.{1,4000}?),?\s*\Z')
+_ENTRY = lazy(r'\s*"([^"]{1,200})":\s*(.{1,4000}?),?\s*\Z')
 
 
 def seconds_of(record: dict[str, Any]) -> float | None:

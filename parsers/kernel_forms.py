@@ -11,7 +11,7 @@ from typing import Any
 
 import regex
 
-from parsers.base import Context, Line, Severity
+from parsers.base import Context, Line, Severity, lazy_regex
 
 BDF = r"(?P<pci>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
 COMM = r"(?P<comm>[^\s\[\];\"]{1,32})"
@@ -31,7 +31,7 @@ class Form:
 
 def _form(kind: str, severity: Severity, triggers: str | tuple[str, ...], pattern: str, finish: Any = None, **extra: Any) -> Form:
     names = (triggers,) if isinstance(triggers, str) else triggers
-    return Form(kind, severity, names, regex.compile(pattern), tuple(extra.items()), finish)
+    return Form(kind, severity, names, lazy_regex(pattern), tuple(extra.items()), finish)
 
 
 def _aer(_line: Line, _context: Context, fields: dict[str, Any]) -> Severity | None:

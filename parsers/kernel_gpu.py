@@ -14,63 +14,63 @@ from typing import Any
 
 import regex
 
-from parsers.base import Context, Line, LineParser, Rows, Severity
+from parsers.base import Context, Line, LineParser, Rows, Severity, lazy_regex
 from parsers.kernel_text import canonical_pci, emit, number
 
-XID = regex.compile(
+XID = lazy_regex(
     r"Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
     r"(?: GPU-I:(?P<gi>\d+))?(?: GPU-CI:(?P<ci>\d+))?\): (?P<code>\d{1,4})\b,? ?"
     r"(?:pid='?(?P<pid>\d+|<unknown>|<unavailable>)'?,? ?)?(?:name=(?P<name><unknown>|<unavailable>|[^,]{1,64}),? ?)?(?P<rest>.*)"
 )
-CAUSED_BY = regex.compile(r"caused by previous Xid (?P<code>\d{1,4})")
-RECOVERY = regex.compile(r"recovery action changed from 0x[0-9a-f]+ \([^)]*\) to (?P<id>0x[0-9a-f]+) \((?P<name>[^)]*)\)")
-NVLINK5 = regex.compile(
+CAUSED_BY = lazy_regex(r"caused by previous Xid (?P<code>\d{1,4})")
+RECOVERY = lazy_regex(r"recovery action changed from 0x[0-9a-f]+ \([^)]*\) to (?P<id>0x[0-9a-f]+) \((?P<name>[^)]*)\)")
+NVLINK5 = lazy_regex(
     r"(?P<unit>[A-Z][A-Z0-9_]+) (?P<severity>Non-?fatal|Fatal) XC(?P<xc>\d+) i(?P<instance>\d+) Link (?P<link>-?\d+) \((?P<info>0x[0-9a-f]+) (?P<status>0x[0-9a-f]+)",
     regex.IGNORECASE,
 )
-MMU = regex.compile(r"MMU Fault: ENGINE (?P<engine>\w+) (?P<client>(?:GPC\d+ )?\w+) faulted @ (?P<address>0x[0-9a-f_]+)")
-SM = regex.compile(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+)(?:, SM (?P<sm>\d+))?\)")
-SXID = regex.compile(
+MMU = lazy_regex(r"MMU Fault: ENGINE (?P<engine>\w+) (?P<client>(?:GPC\d+ )?\w+) faulted @ (?P<address>0x[0-9a-f_]+)")
+SM = lazy_regex(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+)(?:, SM (?P<sm>\d+))?\)")
+SXID = lazy_regex(
     r"(?P<switch>nvswitch\d+|NVSwitch\S*): SXid \(PCI:(?P<pci>[0-9a-fA-F:.]+)\): (?P<code>\d{4,6}),? ?"
     r"(?:(?P<severity>Fatal|Non-fatal),? ?)?(?:Link (?P<link>-?\d+) ?)?(?P<rest>.*)"
 )
-FABRIC = regex.compile(
+FABRIC = lazy_regex(
     r"detected NVSwitch (?P<severity>fatal|non-fatal) error (?P<code>\d{4,6}) on fid:? ?(?P<fid>\d+)(?: on NVSwitch)? pci bus id:? ?(?P<pci>[0-9a-fA-F:.]+)"
     r"(?: physical id:? ?(?P<physical>\d+))?(?: port:? ?(?P<link>\d+))?"
 )
-LOST = regex.compile(r"NVRM: (?:GPU (?:at PCI:)?(?P<pci>[0-9a-fA-F:.]+): )?(?:GPU has )?fallen off the bus")
-RM_INIT = regex.compile(
+LOST = lazy_regex(r"NVRM: (?:GPU (?:at PCI:)?(?P<pci>[0-9a-fA-F:.]+): )?(?:GPU has )?fallen off the bus")
+RM_INIT = lazy_regex(
     r"NVRM: (?:GPU (?P<pci>[0-9a-fA-F:.]+): )?(?:RmInitAdapter failed! \((?P<step>[^)]{1,60})\)|rm_init_adapter failed\D{0,40}(?P<minor>\d+))"
 )
-NO_GPU = regex.compile(
+NO_GPU = lazy_regex(
     r"NVRM: (?:No NVIDIA GPU found|None of the NVIDIA devices were initialized|No NVIDIA devices probed|The NVIDIA probe routine (?:failed|was not called) for \d+ device"
     r"|This PCI I/O region assigned to your NVIDIA device is invalid|BAR\d is 0M)"
 )
-PROBE = regex.compile(r"NVRM: The NVIDIA GPU (?P<pci>[0-9a-fA-F:.]+)")
-HEARTBEAT = regex.compile(r"NVRM: (?:GPU(?P<gpu>\d+) )?\w*[Hh]eartbeat\w*:? ?[^\n]{0,80}timed out")
-GSP_LIMIT = regex.compile(r"NVRM: Rate limiting GSP RPC error prints for GPU at PCI:(?P<pci>[0-9a-fA-F:.]+)")
-MISMATCH = regex.compile(
+PROBE = lazy_regex(r"NVRM: The NVIDIA GPU (?P<pci>[0-9a-fA-F:.]+)")
+HEARTBEAT = lazy_regex(r"NVRM: (?:GPU(?P<gpu>\d+) )?\w*[Hh]eartbeat\w*:? ?[^\n]{0,80}timed out")
+GSP_LIMIT = lazy_regex(r"NVRM: Rate limiting GSP RPC error prints for GPU at PCI:(?P<pci>[0-9a-fA-F:.]+)")
+MISMATCH = lazy_regex(
     r"NVRM: API mismatch: the client (?:'?(?P<comm>[^'(]{0,40})'? ?\(pid (?P<pid>\d+)\)|has the version (?P<client>[\d.]+))"
 )
-VERSION_TAIL = regex.compile(
+VERSION_TAIL = lazy_regex(
     r"NVRM:\s+(?:has the version (?P<client>\d[\d.]+)|the version (?P<kernel>\d[\d.]+)|this kernel module has the version (?P<module>\d[\d.]+))"
 )
-LOADING = regex.compile(
+LOADING = lazy_regex(
     r"NVRM: loading NVIDIA UNIX (?P<flavor>Open Kernel Module for )?\S+\s+(?:Kernel Module\s+)?(?P<version>\d+\.\d+(?:\.\d+)?)"
 )
-IDENTITY = regex.compile(r"NVRM: GPU at PCI:(?P<pci>[0-9a-fA-F:.]+): (?P<uuid>GPU-[0-9a-fA-F-]{36})")
-SERIAL = regex.compile(r"NVRM: (?:GPU (?P<pci>[0-9a-fA-F:.]+): GPU serial number is|GPU Board Serial Number:) ?(?P<serial>\w[\w-]{5,30})")
-UVM = regex.compile(r"nvidia-uvm: [^\n]{0,120}global fatal error: (?P<error>[^\n]{1,120})")
-NVLINK_SETUP = regex.compile(
+IDENTITY = lazy_regex(r"NVRM: GPU at PCI:(?P<pci>[0-9a-fA-F:.]+): (?P<uuid>GPU-[0-9a-fA-F-]{36})")
+SERIAL = lazy_regex(r"NVRM: (?:GPU (?P<pci>[0-9a-fA-F:.]+): GPU serial number is|GPU Board Serial Number:) ?(?P<serial>\w[\w-]{5,30})")
+UVM = lazy_regex(r"nvidia-uvm: [^\n]{0,120}global fatal error: (?P<error>[^\n]{1,120})")
+NVLINK_SETUP = lazy_regex(
     r"NVRM: (?:knvlinkUpdatePostRxDetectLinkMask_\w+: Failed|knvlinkDiscoverPostRxDetLinks_\w+: Getting peer)"
     r"|failed to find the member GPU handle \S+ in the multicast team setup request"
 )
-AMD = regex.compile(
+AMD = lazy_regex(
     r"amdgpu (?P<pci>[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]): (?:amdgpu: )?(?:\{\d+\})?(?P<what>GPU reset begin|GPU reset\(\d+\) (?:succeeded|failed)"
     r"|ring \S+ timeout|GPU fault detected|\[\w+\] (?:no-retry |retry )?page fault|HW Exception|MODE1 reset|GPU mode1 reset"
     r"|(?:socket: \d+, )?(?:die: \d+,? )?\d+ (?:new )?uncorrectable hardware errors? detected in (?P<block>\w+) block)"
 )
-AMD_PLAIN = regex.compile(r"\[drm:amdgpu_job_timedout[^\]]{0,40}\]\s*\*ERROR\* ring (?P<ring>\S+) timeout")
+AMD_PLAIN = lazy_regex(r"\[drm:amdgpu_job_timedout[^\]]{0,40}\]\s*\*ERROR\* ring (?P<ring>\S+) timeout")
 
 # Codes that can be causes: literals of their own, so that a storm of teardown lines does not thin them out.
 CAUSES = (

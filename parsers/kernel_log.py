@@ -13,14 +13,14 @@ from typing import Any
 
 import regex
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy_regex
 from parsers.kernel_forms import FORMS, NUMBERS, VIRTUAL, Form
 from parsers.kernel_text import canonical_pci, emit, number
 
 RESTART = 60.0  # seconds a monotonic stamp may go back before it is a new boot (out-of-order printk is milliseconds)
-BANNER = regex.compile(r"Linux version (?P<release>\d\S{2,80}) \(")
-COMMAND = regex.compile(r"(?:Kernel c|C)ommand line: (?P<line>[^\n]{1,1500})")
-REBOOT = regex.compile(r"-- (?:Reboot|Boot [0-9a-f]{32}) --")
+BANNER = lazy_regex(r"Linux version (?P<release>\d\S{2,80}) \(")
+COMMAND = lazy_regex(r"(?:Kernel c|C)ommand line: (?P<line>[^\n]{1,1500})")
+REBOOT = lazy_regex(r"-- (?:Reboot|Boot [0-9a-f]{32}) --")
 
 BY_TRIGGER: dict[str, list[Form]] = {}
 for _item in FORMS:

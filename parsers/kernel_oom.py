@@ -14,40 +14,40 @@ from typing import Any
 
 import regex
 
-from parsers.base import Context, Event, Line, LineParser, Rows
+from parsers.base import Context, Event, Line, LineParser, Rows, lazy_regex
 from parsers.kernel_text import emit, host_of, number
 
-INVOKED = regex.compile(r"(?P<comm>[^\]:>;]{1,40}?) invoked oom-killer: gfp_mask=")
-CONSTRAINT = regex.compile(
+INVOKED = lazy_regex(r"(?P<comm>[^\]:>;]{1,40}?) invoked oom-killer: gfp_mask=")
+CONSTRAINT = lazy_regex(
     r"oom-kill:constraint=(?P<constraint>CONSTRAINT_\w+),nodemask=[^=,]{0,60},cpuset=(?P<cpuset>[^,]*),mems_allowed=[\d,-]*?,"
     r"(?:oom_memcg=(?P<memcg>[^,]*)|global_oom),task_memcg=(?P<task_memcg>[^,]*),task=(?P<comm>.{1,32}?),pid=(?P<pid>\d+),uid=(?P<uid>\d+)"
 )
-KILLED = regex.compile(
+KILLED = lazy_regex(
     r"(?:(?P<scope>Out of memory(?: \([^)]{0,40}\))?|Memory cgroup out of memory): )?Killed process (?P<pid>\d+),?(?: UID (?P<uid>\d+),?)? \((?P<comm>[^)]{0,40})\)"
     r"(?P<tail>.*)"
 )
-ANNOUNCED = regex.compile(
+ANNOUNCED = lazy_regex(
     r"(?P<scope>Out of memory|Memory cgroup out of memory): Kill process (?P<pid>\d+) \((?P<comm>[^)]{0,40})\) score (?P<score>\d+) or sacrifice child"
 )
-SIZES = regex.compile(r"(?P<what>total-vm|anon-rss|file-rss|shmem-rss): ?(?P<kb>\d{1,15})kB")
-OLD_MEMCG = regex.compile(r"Task in (?P<task_memcg>\S+) killed as a result of limit of (?P<memcg>\S+)")
-GROUP = regex.compile(r"Tasks in (?P<memcg>\S+) are going to be killed due to memory\.oom\.group set")
-USAGE = regex.compile(r"\bmemory: usage (?P<usage>\d{1,15})kB, limit (?P<limit>\d{1,18})kB, failcnt (?P<failcnt>\d+)")
-PID_LINE = regex.compile(r"PID: (?P<pid>\d+) Comm: |\bPid: (?P<oldpid>\d+), comm: ")
-ROW = regex.compile(
+SIZES = lazy_regex(r"(?P<what>total-vm|anon-rss|file-rss|shmem-rss): ?(?P<kb>\d{1,15})kB")
+OLD_MEMCG = lazy_regex(r"Task in (?P<task_memcg>\S+) killed as a result of limit of (?P<memcg>\S+)")
+GROUP = lazy_regex(r"Tasks in (?P<memcg>\S+) are going to be killed due to memory\.oom\.group set")
+USAGE = lazy_regex(r"\bmemory: usage (?P<usage>\d{1,15})kB, limit (?P<limit>\d{1,18})kB, failcnt (?P<failcnt>\d+)")
+PID_LINE = lazy_regex(r"PID: (?P<pid>\d+) Comm: |\bPid: (?P<oldpid>\d+), comm: ")
+ROW = lazy_regex(
     r"\[ *(?P<pid>\d{1,10})\] +(?P<uid>\d{1,10}) +(?P<tgid>\d{1,10}) +(?P<vm>\d{1,15}) +(?P<rss>\d{1,15}) +(?:-?\d{1,15} +){2,8}(?P<name>\S[^\n]{0,40})$"
 )
-NO_VICTIM = regex.compile(
+NO_VICTIM = lazy_regex(
     r"Out of memory and no killable processes|System is deadlocked on memory|Out of memory: (?:compulsory|system-wide) panic_on_oom|out of memory\. panic_on_oom is selected"
 )
-OOMD = regex.compile(r"systemd-oomd\[\d{1,9}\]: Killed (?P<memcg>\S{1,400}) due to (?P<why>memory (?:pressure|used)[^\n]{0,300})")
-UNIT = regex.compile(
+OOMD = lazy_regex(r"systemd-oomd\[\d{1,9}\]: Killed (?P<memcg>\S{1,400}) due to (?P<why>memory (?:pressure|used)[^\n]{0,300})")
+UNIT = lazy_regex(
     r"(?<![\w@.:\\-])(?P<unit>[\w@.:\\-]{1,300})(?<=scope|rvice|slice): (?:A process of this unit has been killed by the OOM killer|systemd-oomd killed \d{1,9} process\(es\) in this unit|Failed with result 'oom-kill')"
 )
-EARLYOOM = regex.compile(
+EARLYOOM = lazy_regex(
     r'sending (?P<signal>SIGTERM|SIGKILL) to process (?P<pid>\d+) uid (?P<uid>\d+) "(?P<comm>[^"]{0,60})": oom_score (?P<score>\d+)(?P<tail>[^\n]{0,200})'
 )
-RSS_MIB = regex.compile(r"VmRSS (?P<mib>\d+) MiB")
+RSS_MIB = lazy_regex(r"VmRSS (?P<mib>\d+) MiB")
 
 BLOCK = 4000  # lines of a report that are read back at most: a task table of a big node has thousands of rows
 PAGE_KB = 4  # the task table counts pages; 4 KiB on x86 and on most arm64 kernels

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import regex
+from parsers.base import Context, Event, Line, Rows, Severity, lazy_regex
 
-from parsers.base import Context, Event, Line, Rows, Severity
-
-HOST = regex.compile(r"(?:^|\s)(?P<host>[A-Za-z0-9][\w.-]{0,63}) kernel: ")
-SYSLOG_HOST = regex.compile(
+HOST = lazy_regex(r"(?:^|\s)(?P<host>[A-Za-z0-9][\w.-]{0,63}) kernel: ")
+SYSLOG_HOST = lazy_regex(
     r"^(?:<\d+>)?(?:\S{3,6} +\d{1,2} \d\d:\d\d:\d\d\S*|\d{4}-\d\d-\d\dT\S+) (?P<host>[A-Za-z0-9][\w.-]{0,63}) [\w./-]+(?:\[\d+\])?: "
 )
-NODE = regex.compile(r"\s(?:Normal|Warning)\s.{1,60}?\snode/(?P<host>[a-z0-9][\w.-]{0,120})\s")
-PCI = regex.compile(r"(?:(?P<domain>[0-9a-fA-F]{4,8}):)?(?P<bus>[0-9a-fA-F]{2}):(?P<device>[0-9a-fA-F]{2})(?:\.(?P<function>[0-7]))?")
+NODE = lazy_regex(r"\s(?:Normal|Warning)\s.{1,60}?\snode/(?P<host>[a-z0-9][\w.-]{0,120})\s")
+PCI = lazy_regex(r"(?:(?P<domain>[0-9a-fA-F]{4,8}):)?(?P<bus>[0-9a-fA-F]{2}):(?P<device>[0-9a-fA-F]{2})(?:\.(?P<function>[0-7]))?")
 
 KEEP = 60  # events of one kind about one device that are kept apart; later ones are only counted on the last
 

@@ -11,36 +11,36 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.canonical import reading
 from parsers.hf_trainer import owns
 from parsers.values import NUMBER, bars, dict_body, emit, is_training, number, once, quoted_pairs, step_of
 
 # `key: value` / `key=value`; the key is one word, or two or three words for `train loss: 1.2`.
-_PAIR = re.compile(
+_PAIR = lazy(
     r"(?<![\w/.@-])([A-Za-z_][\w./@%()-]{0,79}(?: (?:[Ll]oss|[Nn]orm|[Rr]ate|[Rr]eward|[Mm]ean|KL|[Aa]ccuracy|[Ll]ength|[Ee]ntropy|[Tt]ime))?)\s{0,2}[=:]\s{0,4}(?:tensor\()?(NUM)(ms|s|%|GiB|GB|MiB|K|M|B)?(?=[\s,;|)\]}(>]|\.?\s|\.?\Z)".replace(
         "NUM", NUMBER
     )
 )
 # `loss 2.31`: only for names that the table knows or that look like a logger's (`objective/kl`, `reward_mean`).
-_SPACED = re.compile(
+_SPACED = lazy(
     r"(?<![\w/.@-])((?:(?:train|val|valid|eval|test|grad) )?[A-Za-z_][\w./@-]{0,79})\s{1,6}(NUM)(ms|s|%)?(?=[\s,;|)(>]|\.?\s|\.?\Z)".replace(
         "NUM", NUMBER
     )
 )
 # A rank that a home-made logger writes into the line (`[rank 3]`, `rank=3`); not a LoRA rank, which stands beside `alpha`.
-_RANK_IN_TEXT = re.compile(r"(?i)(?<![\w/])(?:global[_ ])?rank[ :=]{1,2}(\d{1,6})(?![\w.])")
-_EPOCH = re.compile(r"(?i)\bepoch\s{0,2}[=:#]?\s{0,3}(\d{1,9})(?![\d.])")
-_STEP = re.compile(
+_RANK_IN_TEXT = lazy(r"(?i)(?<![\w/])(?:global[_ ])?rank[ :=]{1,2}(\d{1,6})(?![\w.])")
+_EPOCH = lazy(r"(?i)\bepoch\s{0,2}[=:#]?\s{0,3}(\d{1,9})(?![\d.])")
+_STEP = lazy(
     r"(?i)(?<![\w/-])(?:global[_ -]?step|train(?:ing)?[_ ]step|completed step|steps?|it|iter(?:ation)?|num_updates|updates?|batch)\s{0,2}[=:#\[]?\s{0,12}(\d[\d,]{0,14})(?:\s{0,2}(?:/|of)\s{0,4}(\d[\d,]{0,14}))?(?![\w.%])"
 )
-_BRACKETED = re.compile(r"\[(\d{1,9})\]\s{0,2}\[\s{0,12}(\d{1,12})/\s{0,4}(\d{1,12})\]")
-_ITER = re.compile(r"Iter\((?:train|val)\)\s{1,4}\[\s{0,12}(\d{1,12})/\s{0,4}(\d{1,12})\]")
-_KERAS = re.compile(r"\A\s{0,4}(\d{1,9})/(\d{1,9}) ?[\[━ ]")
-_FAIRSEQ = re.compile(r"epoch \d{1,9}:\s{1,8}(\d{1,12}) / (\d{1,12}) ")
-_COMPOSER = re.compile(r"\[(batch|epoch|iteration)=(\d{1,12})(?:/(\d{1,12}))?\]:?\s{0,4}\Z")
-_COMPOSER_ROW = re.compile(r"\s{0,8}(Train|Eval) ([^\s:]{1,120}): (\S{1,60})\s{0,4}\Z")
-_YOLO = re.compile(
+_BRACKETED = lazy(r"\[(\d{1,9})\]\s{0,2}\[\s{0,12}(\d{1,12})/\s{0,4}(\d{1,12})\]")
+_ITER = lazy(r"Iter\((?:train|val)\)\s{1,4}\[\s{0,12}(\d{1,12})/\s{0,4}(\d{1,12})\]")
+_KERAS = lazy(r"\A\s{0,4}(\d{1,9})/(\d{1,9}) ?[\[━ ]")
+_FAIRSEQ = lazy(r"epoch \d{1,9}:\s{1,8}(\d{1,12}) / (\d{1,12}) ")
+_COMPOSER = lazy(r"\[(batch|epoch|iteration)=(\d{1,12})(?:/(\d{1,12}))?\]:?\s{0,4}\Z")
+_COMPOSER_ROW = lazy(r"\s{0,8}(Train|Eval) ([^\s:]{1,120}): (\S{1,60})\s{0,4}\Z")
+_YOLO = lazy(
     r"\s{0,12}(\d{1,9})/(\d{1,9})\s{1,12}([0-9.]{1,12})G\s{1,12}((?:[0-9.]{1,12}|nan|inf)(?:\s{1,12}(?:[0-9.]{1,12}|nan|inf)){0,12})"
 )
 # Lines that a framework's own parser reads: told by a literal, or by a pattern where the literal alone is too common.
@@ -57,20 +57,20 @@ _CLAIMED = (
     "| lm loss",
 )
 _CLAIMED_IF = (
-    ("Global step ", re.compile(r"Global step \d{1,12}: \{")),
-    (": {", re.compile(r"\b(?:step|rollout|perf|eval) \d{1,12}: \{")),
-    ("step:", re.compile(r"\bstep: ?\d{1,12} - ")),
-    ("| loss:", re.compile(r"\bStep \d{1,12} \| loss:")),
-    ("•", re.compile(r"\A\s{0,8}•")),
+    ("Global step ", lazy(r"Global step \d{1,12}: \{")),
+    (": {", lazy(r"\b(?:step|rollout|perf|eval) \d{1,12}: \{")),
+    ("step:", lazy(r"\bstep: ?\d{1,12} - ")),
+    ("| loss:", lazy(r"\bStep \d{1,12} \| loss:")),
+    ("•", lazy(r"\A\s{0,8}•")),
 )
-_RESULTS = re.compile(
+_RESULTS = lazy(
     r"(?:eval_)?(?:loss|policy_loss|value_loss|kl_loss|nll_loss|aux_loss|kl|approx_kl|reward(?:_\w+)?(?:/.+)?|entropy|grad_norm|head_grad_norm|accuracy|token_accuracy|perplexity|response_length|logprob_diff|prob_diff|importance_ratio|frac_zero_std|clip_fraction)\Z"
 )
-_LOSSLIKE = re.compile(r"(?:\A|[_/ .-])(?:loss|reward|kl|entropy|acc|accuracy|ppl)(?:\Z|[_/ .-])|_loss\Z", re.IGNORECASE)
-_IDENTITY = re.compile(
+_LOSSLIKE = lazy(r"(?:\A|[_/ .-])(?:loss|reward|kl|entropy|acc|accuracy|ppl)(?:\Z|[_/ .-])|_loss\Z", re.IGNORECASE)
+_IDENTITY = lazy(
     r"(?i)\A(?:(?:local_|global_|node_)?rank|pid|tid|ip|port|seed|line|node|host|gpu|device|cuda|world_?size|num_gpus|version|v_num|id|worker|thread|exitcode|code|errno|sha|commit|size|shape|timeout|seqnum|numel|done|finished|after|took|info|warning|error|debug|eta|at|in|total_steps|max_steps|[dptce]p|\S{1,70}\.(?:py|cc|cpp|cu|h))\Z"
 )
-_PROSE = re.compile(
+_PROSE = lazy(
     r"(?i)\b(?:expected|should|must|warning|deprecated|please|default|argument|config|hint|if the|will be|set to|instead of|using|traceback|error)\b"
 )
 

@@ -7,37 +7,37 @@ from __future__ import annotations
 
 import regex
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy_regex
 from parsers.exit_codes import WORDS, exit_event
 
-MPI_SIGNAL = regex.compile(
+MPI_SIGNAL = lazy_regex(
     r"mpirun noticed that process rank (?P<rank>\d{1,7}) with PID (?P<pid>\d{1,9}) on node (?P<host>\S{1,200}) exited on signal (?P<signal>\d{1,3})"
 )
-MPI_CODE = regex.compile(r"Process name: \[\[\d{1,9},\d{1,9}\],(?P<rank>\d{1,7})\]")
-MPI_STATUS = regex.compile(r"Exit code: {1,8}(?P<code>\d{1,9})")
-MPI_ABORT = regex.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,7}) ")
-HYDRA = regex.compile(r"=\s+RANK (?P<rank>\d{1,7}) PID (?P<pid>\d{1,9}) RUNNING AT (?P<host>\S{1,200})")
-HYDRA_BAD = regex.compile(r"=\s+(?:EXIT CODE: (?P<code>\d{1,9})|KILLED BY SIGNAL: (?P<signal>\d{1,3}))")
-DS_KILL = regex.compile(r"(?:Killing subprocess|Process) (?P<pid>\d{1,9})(?P<ok> exits successfully)?")
-DS_CODE = regex.compile(r"exits with return code = (?P<code>-?\d{1,9})")
-DS_PDSH = regex.compile(r"pdsh@(?P<me>\S{1,100}): (?P<host>[^\s:]{1,200}): ssh exited with exit code (?P<code>\d{1,9})")
-DS_NODES = regex.compile(r"nnodes=(?P<nodes>\d{1,6}), num_local_procs=(?P<local>\d{1,4}), node_rank=(?P<node>\d{1,6})")
-DS_SPAWN = regex.compile(r"process (?P<pid>\d{1,9}) spawned with command: .{0,4000}?--local_rank[=', ]{1,6}(?P<local>\d{1,4})")
-CALLED = regex.compile(
+MPI_CODE = lazy_regex(r"Process name: \[\[\d{1,9},\d{1,9}\],(?P<rank>\d{1,7})\]")
+MPI_STATUS = lazy_regex(r"Exit code: {1,8}(?P<code>\d{1,9})")
+MPI_ABORT = lazy_regex(r"MPI_ABORT was invoked on rank (?P<rank>\d{1,7}) ")
+HYDRA = lazy_regex(r"=\s+RANK (?P<rank>\d{1,7}) PID (?P<pid>\d{1,9}) RUNNING AT (?P<host>\S{1,200})")
+HYDRA_BAD = lazy_regex(r"=\s+(?:EXIT CODE: (?P<code>\d{1,9})|KILLED BY SIGNAL: (?P<signal>\d{1,3}))")
+DS_KILL = lazy_regex(r"(?:Killing subprocess|Process) (?P<pid>\d{1,9})(?P<ok> exits successfully)?")
+DS_CODE = lazy_regex(r"exits with return code = (?P<code>-?\d{1,9})")
+DS_PDSH = lazy_regex(r"pdsh@(?P<me>\S{1,100}): (?P<host>[^\s:]{1,200}): ssh exited with exit code (?P<code>\d{1,9})")
+DS_NODES = lazy_regex(r"nnodes=(?P<nodes>\d{1,6}), num_local_procs=(?P<local>\d{1,4}), node_rank=(?P<node>\d{1,6})")
+DS_SPAWN = lazy_regex(r"process (?P<pid>\d{1,9}) spawned with command: .{0,4000}?--local_rank[=', ]{1,6}(?P<local>\d{1,4})")
+CALLED = lazy_regex(
     r"(?:subprocess\.)?CalledProcessError: Command .{0,4000}? (?:returned non-zero exit status (?P<code>\d{1,9})|died with <Signals\.(?P<signal>SIG\w+): (?P<number>\d{1,3})>)"
 )
-SPAWN = regex.compile(
+SPAWN = lazy_regex(
     r"(?:-- Process (?P<index>\d{1,6}) terminated with the following error|process (?P<index2>\d{1,6}) terminated with (?:exit code (?P<code>-?\d{1,9})|signal (?P<signal>SIG\w+)))"
 )
-SHELL = regex.compile(
+SHELL = lazy_regex(
     r"(?:line \d{1,7}:\s{1,4})?(?P<pid>\d{1,9}) (?P<word>Killed|Terminated|Aborted|Segmentation fault|Bus error|Illegal instruction|Floating point exception|Hangup)\s{0,80}(?P<core>\(core dumped\))?(?:\s|$)"
 )
-ECHO = regex.compile(
+ECHO = lazy_regex(
     r"^(?:.{0,80}?)(?:exit(?:ed)?(?: with)?[ _-]?(?:code|status)|EXIT_CODE|Exit code|exitcode|return code|rc)\s?[:=]?\s?(?P<code>-?\d{1,3})\b",
     regex.IGNORECASE,
 )
 # Of the many services of a machine only one that is named for a training job is the run.
-SYSTEMD = regex.compile(
+SYSTEMD = lazy_regex(
     r"systemd\[\d{1,9}\]: [\w@.\\-]{0,80}?(?i:train|tune|sft|ppo|grpo|dpo|rlhf|llm|torch)[\w@.\\-]{0,80}?\.(?:service|scope): "
     r"Main process exited, code=(?P<how>exited|killed|dumped), status=(?P<code>\d{1,3})"
 )
@@ -45,7 +45,7 @@ SIGNALS = {
     name: number
     for number, name in ((1, "SIGHUP"), (2, "SIGINT"), (6, "SIGABRT"), (7, "SIGBUS"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"))
 }
-SIGNAL_TEXT = regex.compile(
+SIGNAL_TEXT = lazy_regex(
     r"(?:[Rr]eceived|[Cc]aught|[Gg]ot|[Hh]andling)(?: \w+){0,3}? (?:signal[ :]{0,2})?(?:Signals\.)?(?P<name>SIG(?:TERM|INT|HUP|USR1|USR2|QUIT|XCPU))\b|"
     r"[Ss]ignal (?:handler called with signal |received: )(?P<number>\d{1,2})\b|exiting program after receiving (?P<name2>SIG\w+)|(?P<term>Detected KeyboardInterrupt|Bypassing SIG(?P<by>\w+))"
 )

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.values import emit, number, once
 
-_ITERATION = re.compile(r"iteration:?\s{0,20}(\d{1,12})\s?/\s{0,20}(\d{1,12})\s{0,4}\|")
-_VALIDATION = re.compile(r"validation loss at iteration\s{1,20}(\d{1,12})|validation loss at the end of training", re.IGNORECASE)
-_TIMER = re.compile(r"\s{1,12}([A-Za-z][\w./ -]{1,80}?)\s?\.{2,}:\s{0,8}\(([0-9.]{1,20}), ?([0-9.]{1,20})\)")
-_SECTION = re.compile(r"\s{0,8}([A-Za-z][\w./-]{1,80}):\s{0,4}\Z")
-_RANK = re.compile(r"\s{1,12}rank\s{1,6}(\d{1,6}): ([0-9.]{1,20})\s{0,4}\Z")
-_AT = re.compile(r"(?:at|from) iteration\s{1,20}(\d{1,12})")
+_ITERATION = lazy(r"iteration:?\s{0,20}(\d{1,12})\s?/\s{0,20}(\d{1,12})\s{0,4}\|")
+_VALIDATION = lazy(r"validation loss at iteration\s{1,20}(\d{1,12})|validation loss at the end of training", re.IGNORECASE)
+_TIMER = lazy(r"\s{1,12}([A-Za-z][\w./ -]{1,80}?)\s?\.{2,}:\s{0,8}\(([0-9.]{1,20}), ?([0-9.]{1,20})\)")
+_SECTION = lazy(r"\s{0,8}([A-Za-z][\w./-]{1,80}):\s{0,4}\Z")
+_RANK = lazy(r"\s{1,12}rank\s{1,6}(\d{1,6}): ([0-9.]{1,20})\s{0,4}\Z")
+_AT = lazy(r"(?:at|from) iteration\s{1,20}(\d{1,12})")
 
 
 def _iteration(line: Line, rows: Rows, context: Context) -> None:

@@ -13,34 +13,34 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 
 # Only the front of a line is searched: NCCL cuts its lines at 1023 characters.
 LIMIT = 1400
 MAX_EVENTS = 4000  # WARN/INFO events kept per file: a retry storm prints hundreds of thousands
 PER_CLASS = 64  # of one class and process
 
-_HEAD = re.compile(
+_HEAD = lazy(
     r"(?P<host>[A-Za-z0-9][\w\-]{0,62}):(?P<pid>\d{1,8}):(?P<tid>\d{1,8}) (?:\[(?P<gpu>\d{1,3})\] )?"
     r"(?:(?P<file>[\w./\-]{1,80}\.(?:cc|cu|h|c|cpp|hpp)):(?P<fline>\d{1,6}) )?(?:\((?P<func>\w{1,80})\) )?NCCL (?P<level>WARN|INFO) ?(?P<body>.*)"
 )
-_COMM = re.compile(
+_COMM = lazy(
     r"comm 0x(?P<comm>[0-9a-f]{1,16}) rank (?P<rank>\d{1,6}) n[rR]anks (?P<nranks>\d{1,6})(?: nNodes \d+ localRanks \d+ localRank \d+)?"
     r"(?: cudaDev (?P<dev>\d{1,3}))?(?: nvmlDev (?P<nvml>\d{1,3}))?(?: busId (?P<bus>[0-9a-fA-F:.]{1,16}))?(?: commId 0x(?P<id>[0-9a-f]{1,16}))?"
     r"[^-]{0,60}- (?P<state>(?:Init|Abort|Destroy|Revoke|Finalize) (?:START|COMPLETE))"
 )
-_VERSION = re.compile(r"\b(?P<lib>NCCL|RCCL) version (?P<version>\d+\.\d+\.\d+[\w.+\-:]{0,40})")
-_NETWORK = re.compile(r"Using network (?P<net>[A-Za-z][\w /.\-]{0,40})")
-_ENVIRONMENT = re.compile(r"(?P<name>NCCL_[A-Z0-9_]{2,40}) set (?:by environment )?to (?P<value>[^\s.,;]{1,80})")
-_ADDRESS = re.compile(r"(?:Bootstrap ?: Using |OOB )(?P<interface>[\w.\-@]{1,30}):(?P<ip>[0-9a-fA-F.:]{3,45})(?:%\w+)?<\d+>")
-_STATUS = re.compile(r"\b(?:with error|error|status)[ =](?:[A-Z_]+\()?(?P<code>\d{1,2})\)?")
-PEER = re.compile(r"\b(?:peer|remote peer|to|from) (?P<peer>[\w.:\-]{1,60}<\d{1,5}>)")
-_HCA = re.compile(r"\b(?P<hca>(?:mlx\d|bnxt_re|rdmap|efa|irdma|hns|erdma|rocep|ibp)[\w\-]{0,20})(?::(?P<port>\d{1,2}))?")
-_TWO_RANKS = re.compile(r"rank (?P<a>\d{1,6})\b.{0,40}?\brank (?P<b>\d{1,6})\b")
+_VERSION = lazy(r"\b(?P<lib>NCCL|RCCL) version (?P<version>\d+\.\d+\.\d+[\w.+\-:]{0,40})")
+_NETWORK = lazy(r"Using network (?P<net>[A-Za-z][\w /.\-]{0,40})")
+_ENVIRONMENT = lazy(r"(?P<name>NCCL_[A-Z0-9_]{2,40}) set (?:by environment )?to (?P<value>[^\s.,;]{1,80})")
+_ADDRESS = lazy(r"(?:Bootstrap ?: Using |OOB )(?P<interface>[\w.\-@]{1,30}):(?P<ip>[0-9a-fA-F.:]{3,45})(?:%\w+)?<\d+>")
+_STATUS = lazy(r"\b(?:with error|error|status)[ =](?:[A-Z_]+\()?(?P<code>\d{1,2})\)?")
+PEER = lazy(r"\b(?:peer|remote peer|to|from) (?P<peer>[\w.:\-]{1,60}<\d{1,5}>)")
+_HCA = lazy(r"\b(?P<hca>(?:mlx\d|bnxt_re|rdmap|efa|irdma|hns|erdma|rocep|ibp)[\w\-]{0,20})(?::(?P<port>\d{1,2}))?")
+_TWO_RANKS = lazy(r"rank (?P<a>\d{1,6})\b.{0,40}?\brank (?P<b>\d{1,6})\b")
 
 # Class of a WARN or INFO text: first match wins.  (class, compiled test).  Text as in NCCL's sources, 2.10 to 2.30.
 _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern))
+    (name, lazy(pattern))
     for name, pattern in (
         ("ib-completion", r"Got completion (?:from peer|with error)"),
         ("ib-port", r"[Gg]ot async event ?: ?(?:port error|device fatal|device error|GID table change|LID change)"),
@@ -96,7 +96,7 @@ _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 #: classes of WARN that only tell of somebody else's end or of NCCL's own teardown
 CONSEQUENCES = frozenset({"peer-closed", "abort", "proxy", "internal", "ras", "bootstrap"})
 
-_DECISIVE = re.compile(
+_DECISIVE = lazy(
     r"[Cc]onnection refused|loopback address as fallback|[Gg]ot async event ?: ?(?:port error|device|GID|LID)|(?:Cuda|CUDA) failure|"
     r"No route to host|[Cc]onnection timed out|Network is unreachable|RAS declaring|No IB devices? found|failed to open libibverbs|"
     r"P2P is disabled|[Ii]nconsistent|[Ff]ailed to initialize|ncclSystemError|[Cc]ould not enable P2P|port \d+ is down|link[- ]down|Too many open files"

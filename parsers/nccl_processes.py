@@ -6,16 +6,12 @@ One `nccl_process` event per process and per thing learnt; behind a Ray prefix t
 
 from __future__ import annotations
 
-import re
+from parsers.base import Context, Line, LineParser, Rows, lazy
 
-from parsers.base import Context, Line, LineParser, Rows
-
-_HEAD = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]{0,80}):(?P<pid>\d{1,9}):\d{1,9} \[(?P<dev>\d{1,3})\] NCCL INFO ")
-_CHANNEL = re.compile(
-    r"Channel \d+(?:/\d+)? ?: (?P<a>\d{1,6})\[(?P<x>[0-9a-f]{1,12})\](?: \[\d+\])? -> (?P<b>\d{1,6})\[(?P<y>[0-9a-f]{1,12})\]"
-)
-_TREES = re.compile(r"Trees \[0\] [-\d/]+->(?P<rank>\d{1,6})->")
-_IP = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
+_HEAD = lazy(r"(?P<host>[A-Za-z0-9][\w.-]{0,80}):(?P<pid>\d{1,9}):\d{1,9} \[(?P<dev>\d{1,3})\] NCCL INFO ")
+_CHANNEL = lazy(r"Channel \d+(?:/\d+)? ?: (?P<a>\d{1,6})\[(?P<x>[0-9a-f]{1,12})\](?: \[\d+\])? -> (?P<b>\d{1,6})\[(?P<y>[0-9a-f]{1,12})\]")
+_TREES = lazy(r"Trees \[0\] [-\d/]+->(?P<rank>\d{1,6})->")
+_IP = lazy(r"\d{1,3}(?:\.\d{1,3}){3}")
 MAX_PROCESSES = 20_000
 
 

@@ -14,7 +14,7 @@ import polars as pl
 
 from forensics.blocks import blocks
 from forensics.stamps import find_stamp
-from parsers.base import FileParser, Head, Line, Rows, Source, Stamp
+from parsers.base import FileParser, Head, Line, Rows, Source, Stamp, lazy
 from parsers.prefixes import clean
 
 # Printed header (unit taken off) or query name -> column of the samples table.  Old and new names: nvidia-smi 470 to 610.
@@ -76,15 +76,15 @@ NUMBERS = frozenset(
     "memory_used memory_total utilization temperature memory_temperature power power_limit sm_clock ecc_uncorrected ecc_corrected "
     "pcie_gen pcie_width".split()
 )
-UNITS = re.compile(r"\s{0,8}(?:\[[^\[\]]{0,60}\]|\((?:MiB|W|%|C|MHz)\))\s{0,8}$")
-FAILURE = re.compile(r"\[?(?:GPU is lost|Unknown Error|GPU requires reset|Timeout|Function Not Found)\]?|\bERR!", re.I)
-FAILED_LINE = re.compile(
+UNITS = lazy(r"\s{0,8}(?:\[[^\[\]]{0,60}\]|\((?:MiB|W|%|C|MHz)\))\s{0,8}$")
+FAILURE = lazy(r"\[?(?:GPU is lost|Unknown Error|GPU requires reset|Timeout|Function Not Found)\]?|\bERR!", re.I)
+FAILED_LINE = lazy(
     r"Unable to determine the device handle|Failed to initialize NVML|NVIDIA-SMI has failed|No devices were found|GPU is lost|couldn't communicate"
 )
 HEADER_WORDS = (b"timestamp", b"index", b"memory.", b"utilization", b"_pct", b"power")
-LETTER_FIRST = re.compile(rb"^[A-Za-z]", re.M)
-STAMP_CELL = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d")
-PCI = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+LETTER_FIRST = lazy(rb"^[A-Za-z]", re.M)
+STAMP_CELL = lazy(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d")
+PCI = lazy(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 MAX_EVENTS = 200
 
 

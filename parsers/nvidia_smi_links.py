@@ -11,13 +11,13 @@ import re
 from collections import Counter
 from typing import Any
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.snapshots import once
 
 MAX_CARDS = 64
 ORDER = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")  # fastest first
 
-_CELL = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|X")
+_CELL = lazy(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|X")
 
 
 def _columns(text: str) -> list[str]:
@@ -75,7 +75,7 @@ def _topo(line: Line, rows: Rows, context: Context) -> None:
     once(rows, context, line, "gpu.topology", spread)
 
 
-_LINK = re.compile(r"\A\s{1,20}Link (?P<link>\d{1,2}): (?:(?P<speed>\d{1,4}(?:\.\d{1,4})?) GB/s|(?P<down><inactive>))")
+_LINK = lazy(r"\A\s{1,20}Link (?P<link>\d{1,2}): (?:(?P<speed>\d{1,4}(?:\.\d{1,4})?) GB/s|(?P<down><inactive>))")
 
 
 def _nvlink(line: Line, rows: Rows, context: Context) -> None:

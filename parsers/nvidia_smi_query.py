@@ -7,12 +7,11 @@ fabric, link_width, link_generation), `value`, `pci`, and for links `maximum`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from forensics.stamps import find_stamp
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.nvidia_smi import canonical_pci
 from parsers.nvidia_smi_views import emit_app
 from parsers.snapshots import add_samples, number, once
@@ -20,9 +19,9 @@ from parsers.snapshots import add_samples, number, once
 MAX_LINES = 30_000  # 16 GPUs print about 6,000
 MAX_GPUS = 64
 
-_LEAF = re.compile(r"(?P<indent>\s{0,40})(?P<key>[A-Za-z][^:\n]{0,60}?)\s{0,60}: ?(?P<value>[^\n]{0,200}?)\s{0,4}\Z")
-_HEAD = re.compile(r"(?P<indent>\s{0,40})(?P<key>[A-Z][^:\n]{0,60}?)\s{0,4}\Z")
-_GPU = re.compile(r"\AGPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s{0,4}\Z")
+_LEAF = lazy(r"(?P<indent>\s{0,40})(?P<key>[A-Za-z][^:\n]{0,60}?)\s{0,60}: ?(?P<value>[^\n]{0,200}?)\s{0,4}\Z")
+_HEAD = lazy(r"(?P<indent>\s{0,40})(?P<key>[A-Z][^:\n]{0,60}?)\s{0,4}\Z")
+_GPU = lazy(r"\AGPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s{0,4}\Z")
 # Reason -> bit of the mask (NVML's clocks event reasons).
 _REASONS = {
     "Idle": 0x1,

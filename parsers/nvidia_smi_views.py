@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parsers.base import Context, Event, FileParser, Head, Line, LineParser, Rows, Source, mostly
+from parsers.base import Context, Event, FileParser, Head, Line, LineParser, Rows, Source, lazy, mostly
 from parsers.nvidia_smi import canonical_pci
 from parsers.prefixes import clean
 from parsers.snapshots import add_samples, number, once
@@ -17,14 +17,14 @@ from parsers.snapshots import add_samples, number, once
 MAX_LINES = 700  # of one table: 16 cards of three lines and some hundred processes
 MAX_APPS = 4000
 
-_VERSIONS = re.compile(r"NVIDIA-SMI\s{1,8}(?P<smi>[\d.]{3,20})")
-_DRIVER = re.compile(r"(?:Driver|KMD) Version:\s{0,8}(?P<driver>\d{2,4}(?:\.\d{1,4}){1,3})")
-_CUDA = re.compile(r"CUDA (?:UMD )?Version:\s{0,8}(?P<cuda>\d{1,2}\.\d{1,2})")
-_CARD = re.compile(r"\s{0,6}(?P<gpu>\d{1,3})\s{1,4}(?P<name>\S.{0,60}?)(?:\s{1,40}(?:On|Off|N/A|Enabled|Disabled))?\s{0,40}\Z")
-_BUS = re.compile(r"\s{0,4}(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
-_MEMORY = re.compile(r"(?P<used>\d{1,8})MiB\s{0,6}/\s{0,6}(?P<total>\d{1,8})MiB")
-_POWER = re.compile(r"(?P<power>\d{1,5})W\s{0,6}/\s{0,6}(?P<limit>\d{1,5})W")
-_PROCESS = re.compile(
+_VERSIONS = lazy(r"NVIDIA-SMI\s{1,8}(?P<smi>[\d.]{3,20})")
+_DRIVER = lazy(r"(?:Driver|KMD) Version:\s{0,8}(?P<driver>\d{2,4}(?:\.\d{1,4}){1,3})")
+_CUDA = lazy(r"CUDA (?:UMD )?Version:\s{0,8}(?P<cuda>\d{1,2}\.\d{1,2})")
+_CARD = lazy(r"\s{0,6}(?P<gpu>\d{1,3})\s{1,4}(?P<name>\S.{0,60}?)(?:\s{1,40}(?:On|Off|N/A|Enabled|Disabled))?\s{0,40}\Z")
+_BUS = lazy(r"\s{0,4}(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
+_MEMORY = lazy(r"(?P<used>\d{1,8})MiB\s{0,6}/\s{0,6}(?P<total>\d{1,8})MiB")
+_POWER = lazy(r"(?P<power>\d{1,5})W\s{0,6}/\s{0,6}(?P<limit>\d{1,5})W")
+_PROCESS = lazy(
     r"\|\s{1,6}(?P<gpu>\d{1,3})\s{1,6}(?:(?:N/A|\d{1,3})\s{1,6}(?:N/A|\d{1,3})\s{1,6})?(?P<pid>\d{1,9})\s{1,6}(?P<type>C\+G|M\+C|C|G)\s{1,6}"
     r"(?P<name>\S.{0,120}?)\s{1,60}(?P<used>\d{1,8})MiB\s{0,4}\|"
 )
@@ -123,7 +123,7 @@ def emit_app(line: Line, rows: Rows, gpu: str | None, pid: int, name: str, memor
 
 # ------------------------------------------------------------------------------------------------- nvidia-smi -L
 
-_LISTED = re.compile(r"\A\s{0,4}GPU (?P<gpu>\d{1,3}): (?P<name>[^()]{2,80}) \(UUID: (?P<uuid>GPU-[0-9a-f-]{8,40})\)")
+_LISTED = lazy(r"\A\s{0,4}GPU (?P<gpu>\d{1,3}): (?P<name>[^()]{2,80}) \(UUID: (?P<uuid>GPU-[0-9a-f-]{8,40})\)")
 
 
 def _list(line: Line, rows: Rows, context: Context) -> None:
@@ -159,7 +159,7 @@ APP_COLUMNS = {
     "timestamp": "",
     "gpu_uid": "gpu",
 }
-_BARE_APP = re.compile(
+_BARE_APP = lazy(
     r"\A\s{0,4}(?:(?P<gpu>GPU-[0-9a-f-]{8,40}|[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]), )?(?P<pid>\d{1,9}), (?:(?P<name>[^\n]{1,300}), )?(?P<memory>\d{1,8})(?P<unit> MiB)?\s{0,4}\Z"
 )
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.values import dict_body, emit, number, once, quoted_pairs, step_of
 
-_GLOBAL = re.compile(r"Global step (\d{1,12}): \{")
-_SLIME = re.compile(r"\b(step|rollout|perf|eval|train) (\d{1,12}): \{")
-_ROLL = re.compile(r"\]\[PID \d{1,9}\] ?\{")
-_INSTRUCT = re.compile(r"'training_step': ")
-_NEMO_STEP = re.compile(r"={5,60} Step (\d{1,12})/(\d{1,12}) ={5,60}")
-_NEMO_PAIR = re.compile(r"\s{0,8}[•·-] ([A-Za-z][\w ./-]{0,80}): ([0-9.eE+-]{1,30}|nan|inf|-inf)(s?)\b")
-_AREAL_STEP = re.compile(r"Epoch (\d{1,9})/(\d{1,9}) Step (\d{1,12})/(\d{1,12})(?: Train step (\d{1,12}) done)?")
-_CELL = re.compile(r"[│|]\s{0,60}([A-Za-z][^│|\s]{0,160})\s{0,80}[│|]\s{0,40}([0-9.eE+-]{1,30}|nan|inf|-inf)\s{0,40}(?=[│|])")
-_STARTED = re.compile(r"pipeline step (\d{1,12}) start")
+_GLOBAL = lazy(r"Global step (\d{1,12}): \{")
+_SLIME = lazy(r"\b(step|rollout|perf|eval|train) (\d{1,12}): \{")
+_ROLL = lazy(r"\]\[PID \d{1,9}\] ?\{")
+_INSTRUCT = lazy(r"'training_step': ")
+_NEMO_STEP = lazy(r"={5,60} Step (\d{1,12})/(\d{1,12}) ={5,60}")
+_NEMO_PAIR = lazy(r"\s{0,8}[•·-] ([A-Za-z][\w ./-]{0,80}): ([0-9.eE+-]{1,30}|nan|inf|-inf)(s?)\b")
+_AREAL_STEP = lazy(r"Epoch (\d{1,9})/(\d{1,9}) Step (\d{1,12})/(\d{1,12})(?: Train step (\d{1,12}) done)?")
+_CELL = lazy(r"[│|]\s{0,60}([A-Za-z][^│|\s]{0,160})\s{0,80}[│|]\s{0,40}([0-9.eE+-]{1,30}|nan|inf|-inf)\s{0,40}(?=[│|])")
+_STARTED = lazy(r"pipeline step (\d{1,12}) start")
 
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source
+from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source, lazy
 from parsers.prefixes import clean
 from parsers.snapshots import once
 
@@ -54,16 +54,16 @@ KNOWN = [
     "setuptools",
 ]
 
-_NAME = re.compile(r"[-_.]+")
-_FREEZE = re.compile(
+_NAME = lazy(r"[-_.]+")
+_FREEZE = lazy(
     r"\A\s{0,8}(?:\[(?:pip3?|conda)\]\s{1,4})?(?P<name>[A-Za-z0-9][\w.-]{0,80})(?:\[[\w,-]{1,60}\])?\s{0,2}(?:={2,3}|@)\s{0,2}(?P<version>[^\s;]{1,300})(?:\s{0,4};[^\n]{0,200})?\s{0,4}\Z"
 )
-_ROW = re.compile(r"\A\s{0,8}(?P<name>[A-Za-z0-9][\w.-]{0,80})\s{1,80}(?P<version>\d[\w.+!-]{0,60})(?:\s{1,200}\S{1,300}){0,3}\s{0,8}\Z")
-_RULE = re.compile(r"\A\s{0,8}-{3,120}\s{1,8}-{3,60}(?:\s{1,8}-{3,200}){0,3}\s{0,8}\Z")
-_INSTALLED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]{0,80}?)-(?P<version>\d[\w.+!]{0,60})\Z")
-_BUILD = re.compile(r"\+cu(\d{2,3})(\d)\b")
-_WHEEL = re.compile(r"/(?P<name>[A-Za-z0-9_.]{1,80})-(?P<version>\d[^-/]{0,60})-[^/]{1,120}\.whl")
-_ENTRY = re.compile(r"(?:-e |--?[a-z-]{1,30}[ =]|git\+|https?://|#|\s*\Z)")
+_ROW = lazy(r"\A\s{0,8}(?P<name>[A-Za-z0-9][\w.-]{0,80})\s{1,80}(?P<version>\d[\w.+!-]{0,60})(?:\s{1,200}\S{1,300}){0,3}\s{0,8}\Z")
+_RULE = lazy(r"\A\s{0,8}-{3,120}\s{1,8}-{3,60}(?:\s{1,8}-{3,200}){0,3}\s{0,8}\Z")
+_INSTALLED = lazy(r"(?P<name>[A-Za-z0-9][\w.-]{0,80}?)-(?P<version>\d[\w.+!]{0,60})\Z")
+_BUILD = lazy(r"\+cu(\d{2,3})(\d)\b")
+_WHEEL = lazy(r"/(?P<name>[A-Za-z0-9_.]{1,80})-(?P<version>\d[^-/]{0,60})-[^/]{1,120}\.whl")
+_ENTRY = lazy(r"(?:-e |--?[a-z-]{1,30}[ =]|git\+|https?://|#|\s*\Z)")
 
 
 def canonical(name: str) -> str:

@@ -7,15 +7,13 @@ Each becomes the fact `setting.trainable_parameters`.
 
 from __future__ import annotations
 
-import re
+from parsers.base import Context, Line, LineParser, Rows, lazy
 
-from parsers.base import Context, Line, LineParser, Rows
-
-_NAMED = re.compile(
+_NAMED = lazy(
     r"(?i)(?<!non-)(?<!non )(?<!non_)\b(?:number of )?trainable param(?:eter)?s?(?: count)?\s{0,12}[:=]{1,2}\s{0,12}([\d,_]{1,24}(?:\.\d{1,9})?)\s{0,2}([KMBT]\b)?"
 )
-_TABLE = re.compile(r"^\s{0,12}([\d,]{1,20}(?:\.\d{1,6})?)\s{0,2}([KMBT])?\s{2,12}Trainable params\s{0,4}\Z")
-_SWIFT = re.compile(r"Params \(([\d.]{1,16})M Trainable \[")
+_TABLE = lazy(r"^\s{0,12}([\d,]{1,20}(?:\.\d{1,6})?)\s{0,2}([KMBT])?\s{2,12}Trainable params\s{0,4}\Z")
+_SWIFT = lazy(r"Params \(([\d.]{1,16})M Trainable \[")
 _MULTIPLES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 

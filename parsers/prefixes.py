@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from parsers.base import lazy
+
 MAX_TEXT = 64 << 10
 MAX_LAYERS = 8
 
@@ -37,13 +39,13 @@ class Style:
 
 PLAIN = Style()
 
-_ESCAPE = re.compile(
+_ESCAPE = lazy(
     r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)?|[PX^_][^\x1b]{0,2000}(?:\x1b\\)?|[ -/]{0,4}[0-~]?)"
 )
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\ufeff]+")
-_SUSPECT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
+_CONTROL = lazy(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\ufeff]+")
+_SUSPECT = lazy(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
 
-_STEP = re.compile(
+_STEP = lazy(
     r"\[rank ?(?P<rank>[0-9]{1,6})\]:? ?"
     r"|\[(?P<role>[A-Za-z_][A-Za-z_.-]{0,30})(?P<local>[0-9]{1,4})\]:(?=[^\s:]|\s|\Z) ?"
     r"|\[[0-9]{1,6},(?P<mpi>[0-9]{1,6})\]<(?:stdout|stderr|stdin|stddiag)>: ?"
@@ -56,21 +58,21 @@ _STEP = re.compile(
     r"|\[pod/(?P<pod>[\w.-]{1,253})(?:/[\w.-]{1,253})?\] ?"
 )
 # docker compose pads `service-1 | `; stern writes `pod container › `.
-_SERVICE = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]{0,80}[-_][0-9]{1,5}) {1,40}\| ?|(?P<stern>[a-z0-9][\w.-]{0,80}) [a-z0-9][\w.-]{0,80} › ")
+_SERVICE = lazy(r"(?P<name>[A-Za-z0-9][\w.-]{0,80}[-_][0-9]{1,5}) {1,40}\| ?|(?P<stern>[a-z0-9][\w.-]{0,80}) [a-z0-9][\w.-]{0,80} › ")
 # `Rank 6 | text`, `rank3| text`: home-made launchers and log wrappers.
-_RANKED = re.compile(r"[Rr](?:ank|ANK)[ _-]?(?P<n>[0-9]{1,6}) {0,8}\| ?")
+_RANKED = lazy(r"[Rr](?:ank|ANK)[ _-]?(?P<n>[0-9]{1,6}) {0,8}\| ?")
 _OPENERS = frozenset("[(0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ{")
-_NUMBERED = re.compile(r" {0,6}(?P<n>[0-9]{1,6}): ?")
-_HOST = re.compile(r"(?P<host>[A-Za-z][A-Za-z0-9-]{0,62}(?:\.[A-Za-z0-9-]{1,62}){0,6}): ?")
-_HOST_IP = re.compile(r"(?P<host>[0-9]{1,3}(?:\.[0-9]{1,3}){3}): ")
+_NUMBERED = lazy(r" {0,6}(?P<n>[0-9]{1,6}): ?")
+_HOST = lazy(r"(?P<host>[A-Za-z][A-Za-z0-9-]{0,62}(?:\.[A-Za-z0-9-]{1,62}){0,6}): ?")
+_HOST_IP = lazy(r"(?P<host>[0-9]{1,3}(?:\.[0-9]{1,3}){3}): ")
 # `2025-06-12 10:00:01 node-3: text`: a wrapper's stamp stands before the host.
 _LABEL = frozenset(" 0123456789")  # what a numbered label begins with
-_STAMPED = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9:]{8}(?:[.,][0-9]{1,9})?Z? (?=[A-Za-z0-9])")
-_NCCL = re.compile(
+_STAMPED = lazy(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9:]{8}(?:[.,][0-9]{1,9})?Z? (?=[A-Za-z0-9])")
+_NCCL = lazy(
     r"(?P<host>[A-Za-z0-9][\w.-]{0,80}):(?P<pid>[0-9]{1,9}):[0-9]{1,9} (?:\[[0-9]{1,4}\] |[\w./-]{1,80}:[0-9]{1,6} )?(?:[\w./-]{1,80}:[0-9]{1,6} (?:\(\w{1,80}\) )?)?NCCL "
 )
-_DOCKER_JSON = re.compile(r'\{"log":"(?P<log>(?:[^"\\]|\\.){0,60000})","stream":"std(?:out|err)"')
-_SYSLOG = re.compile(
+_DOCKER_JSON = lazy(r'\{"log":"(?P<log>(?:[^"\\]|\\.){0,60000})","stream":"std(?:out|err)"')
+_SYSLOG = lazy(
     r"(?:<[0-9]{1,3}>)?(?:[^\W\d_]{3,5}\.? {1,2}[0-9]{1,2} [0-9:]{8}(?:\.[0-9]{1,6})?|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2}))"
     r" (?P<host>[A-Za-z0-9][\w.-]{0,80}) (?P<program>(?!\()[\w./()@-]{1,60})(?:\[(?P<pid>[0-9]{1,9})\])?: "
 )
@@ -239,7 +241,7 @@ def strip(full: str, style: Style = PLAIN) -> Prefixed:
 
 # Names that torchelastic roles carry in practice; any other `[word3]:` is text (`[step3]:`).
 _ROLES = frozenset(("default", "trainer", "worker", "train", "role", "actor", "learner", "node"))
-_ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
+_ESCAPED = lazy(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 _SHORT = {"n": "\n", "t": "\t", "r": "", "b": "", "f": "", '"': '"', "\\": "\\", "/": "/"}
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.values import dict_body, emit, quoted_pairs, step_of
 
-_STEP = re.compile(r"\b(?:global_?step|step|iter(?:ation)?|update|epoch|batch)s?\b[ #:=]{1,3}(\d{1,9})\b", re.I)
+_STEP = lazy(r"\b(?:global_?step|step|iter(?:ation)?|update|epoch|batch)s?\b[ #:=]{1,3}(\d{1,9})\b", re.I)
 _FAMILIES = ("ppo/", "objective/", "env/", "actor/", "critic/", "policy/", "train/", "rewards/", "loss/", "tokens/", "rollout/", "kl/")
 FEWEST = 3  # numeric pairs that make a record of statistics
 

@@ -7,19 +7,17 @@
 
 from __future__ import annotations
 
-import re
-
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.values import NUMBER, bar_near, emit, number, once, quoted_pairs
 
-_STEP = re.compile(r"(?i)\b(?:global[_ ]?)?step\s{0,2}[=:#]?\s{0,2}(\d{1,12})\b")
-_PAIR = re.compile(r"([A-Za-z][A-Za-z_ ]{0,40}?)\s{0,2}[:=]\s{0,2}(?:tensor\()?(NUM)".replace("NUM", NUMBER))
-_FROZEN = re.compile(r"([A-Za-z][\w .-]{0,60}?) frozen params: ([0-9][0-9,]{0,20}) ?/ ?([0-9][0-9,]{0,20})")
-_PREFERENCE = re.compile(r"\b(Chosen|Rejected) mean: (NUM)(?: ?(?:±|\+/-|\+-) ?(NUM))?".replace("NUM", NUMBER))
-_TOKENS = re.compile(r"\(\s{0,2}(\d{1,9})\s{0,2},\s{0,2}(\d{1,12})\s{0,2}\)")
-_COLOUR = re.compile(r"\[(HARDWARE|MODEL|TRAIN)\]")
+_STEP = lazy(r"(?i)\b(?:global[_ ]?)?step\s{0,2}[=:#]?\s{0,2}(\d{1,12})\b")
+_PAIR = lazy(r"([A-Za-z][A-Za-z_ ]{0,40}?)\s{0,2}[:=]\s{0,2}(?:tensor\()?(NUM)".replace("NUM", NUMBER))
+_FROZEN = lazy(r"([A-Za-z][\w .-]{0,60}?) frozen params: ([0-9][0-9,]{0,20}) ?/ ?([0-9][0-9,]{0,20})")
+_PREFERENCE = lazy(r"\b(Chosen|Rejected) mean: (NUM)(?: ?(?:±|\+/-|\+-) ?(NUM))?".replace("NUM", NUMBER))
+_TOKENS = lazy(r"\(\s{0,2}(\d{1,9})\s{0,2},\s{0,2}(\d{1,12})\s{0,2}\)")
+_COLOUR = lazy(r"\[(HARDWARE|MODEL|TRAIN)\]")
 _LAYERS = {"HARDWARE": "infra", "MODEL": "model", "TRAIN": "training"}
-_TAGS = re.compile(r"\[(DATA|GRAD|KL|SYNC|LR)\]")
+_TAGS = lazy(r"\[(DATA|GRAD|KL|SYNC|LR)\]")
 
 
 def _step(line: Line, context: Context) -> float | None:

@@ -27,71 +27,67 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.nccl import PEER, classify
 
 LIMIT = 6000
 MAX_RANKS = 4096
 
-_RANK_PREFIX = re.compile(r"\[rank(\d{1,6})\]:")
-_C10_RANK = re.compile(r"\[rank(\d{1,6})\]:\[[IWEF][ \d]")
-_GROUP = re.compile(
+_RANK_PREFIX = lazy(r"\[rank(\d{1,6})\]:")
+_C10_RANK = lazy(r"\[rank(\d{1,6})\]:\[[IWEF][ \d]")
+_GROUP = lazy(
     r"\[(?:PG ID (?P<id>\d{1,6}) PG GUID (?P<guid>[^\s()\]]{1,60})(?: ?\((?P<desc>[^)\]]{0,80})\))?|"
     r"PG (?P<old>[^\s()\]]{1,60})(?: ?\((?P<olddesc>[^)\]]{0,80})\))?) Rank (?P<rank>\d{1,6})\]"
 )
-_OLD_RANK = re.compile(r"\[Rank (?P<rank>\d{1,6})\]")
-_TIMEOUT = re.compile(
+_OLD_RANK = lazy(r"\[Rank (?P<rank>\d{1,6})\]")
+_TIMEOUT = lazy(
     r"Watchdog caught collective operation timeout: Work(?P<backend>NCCL|HCCL|XCCL|MCCL|CNCL)\((?P<inside>[^)]{0,400}(?:\(ms\)[^)]{0,60})?)\)"
     r" ran for (?P<ran>\d{1,12}) milliseconds"
 )
-_ITEM = re.compile(
-    r"(?P<key>SeqNum|OpType|NumelIn|NumelOut|Timeout\(ms\))=(?P<value>[^\s,)\]]{1,40})|TensorShape=(?P<shape>\[[^\]]{0,120}\])"
-)
-_STATUS = re.compile(
+_ITEM = lazy(r"(?P<key>SeqNum|OpType|NumelIn|NumelOut|Timeout\(ms\))=(?P<value>[^\s,)\]]{1,40})|TensorShape=(?P<shape>\[[^\]]{0,120}\])")
+_STATUS = lazy(
     r"(?:(?:detected by watchdog|[Tt]imeout) at (?:\w+ )?work(?: sequence id)?: (?P<work>-?\d{1,18})[,.]?.{0,40}?)?"
     r"[Ll]ast enqueued (?:\w+ )?work: (?P<enqueued>-?\d{1,18}), last completed (?:\w+ )?work: (?P<completed>-?\d{1,18})"
 )
-_DUMP = re.compile(r"Received a dump signal due to a? ?(?P<why>[\w ]{0,40}?) from (?:this )?(?P<who>local rank|\s?rank (?P<rank>\d{1,6}))")
-_HEARTBEAT = re.compile(
+_DUMP = lazy(r"Received a dump signal due to a? ?(?P<why>[\w ]{0,40}?) from (?:this )?(?P<who>local rank|\s?rank (?P<rank>\d{1,6}))")
+_HEARTBEAT = lazy(
     r"Heartbeat monitor timed out!.{0,200}?workMetaList_\.size\(\)=(?P<queued>\d{1,9})|watchdog got stuck for (?P<stuck>\d{1,9}) seconds"
 )
-_WATCHDOG_END = re.compile(r"watchdog thread terminated with exception: (?P<inner>.{1,800})")
-_ERROR = re.compile(r"(?:NCCL|RCCL) error in: (?P<where>[^,]{1,200}), (?P<what>[^,(]{1,80})")
-_GLOO_TIMEOUT = re.compile(r"Timed out waiting (?P<ms>\d{1,12})ms for (?P<way>send|recv) operation")
-_GLOO_CLOSED = re.compile(r"Connection (?:closed|reset) by peer ?(?:\[(?P<ip>[\w.:]{1,60})\]:(?P<port>\d{1,5}))?")
-_GLOO_OTHER = re.compile(
+_WATCHDOG_END = lazy(r"watchdog thread terminated with exception: (?P<inner>.{1,800})")
+_ERROR = lazy(r"(?:NCCL|RCCL) error in: (?P<where>[^,]{1,200}), (?P<what>[^,(]{1,80})")
+_GLOO_TIMEOUT = lazy(r"Timed out waiting (?P<ms>\d{1,12})ms for (?P<way>send|recv) operation")
+_GLOO_CLOSED = lazy(r"Connection (?:closed|reset) by peer ?(?:\[(?P<ip>[\w.:]{1,60})\]:(?P<port>\d{1,5}))?")
+_GLOO_OTHER = lazy(
     r"(?:gloo::EnforceNotMet|enforce fail at .{0,120}gloo|Gloo connectFullMesh failed|Application timeout caused pair closure).{0,300}"
 )
-_CLIENTS = re.compile(
-    r"Timed out after (?P<s>\d{1,9}) seconds waiting for clients\. (?P<joined>\d{1,6})/(?P<expected>\d{1,6}) clients joined"
-)
-_STORE_BARRIER = re.compile(
+_CLIENTS = lazy(r"Timed out after (?P<s>\d{1,9}) seconds waiting for clients\. (?P<joined>\d{1,6})/(?P<expected>\d{1,6}) clients joined")
+_STORE_BARRIER = lazy(
     r"(?P<kind>Timed out|Waiting).{0,60}?store based barrier.{0,60}? rank: ?(?P<rank>\d{1,6}), (?:for )?key: (?P<key>\S{1,80}) "
     r"\(world_size=(?P<expected>\d{1,6}), (?:worker_count|num_workers_joined)=(?P<joined>\d{1,6}), timeout=(?P<timeout>[\w:. ,=()]{1,60})"
 )
-_STORE_WAIT = re.compile(r"wait timeout after (?P<ms>\d{1,12}) ?ms, keys: (?P<key>\S{1,200})")
-_UNIQUE_ID = re.compile(
+_STORE_WAIT = lazy(r"wait timeout after (?P<ms>\d{1,12}) ?ms, keys: (?P<key>\S{1,200})")
+_UNIQUE_ID = lazy(
     r"\[(?P<waiting>\d{1,6})\](?:/\[?\d+\]?)? is setting up (?:NCCL|HCCL) communicator and retrieving (?:nccl|Hccl|HCCL)\w*Id from \[(?P<owner>\d{1,6})\]"
 )
-_CLIENT_SOCKET = re.compile(
+_CLIENT_SOCKET = lazy(
     r"client socket has (?:timed out after (?P<s>\d{1,9})(?:s|ms| seconds)?|failed to connect).{0,80}?(?:connect to|network address of) "
     r"[\[(]?(?P<host>[\w.\-:]{1,120}?)[\])]?[,:] ?(?P<port>\d{1,5})"
 )
-_PORT = re.compile(r"(?:port: |:)(?P<port>\d{2,5})\b")
-_MONITORED = re.compile(r"Ranks? (?P<ranks>\d{1,6}(?:, ?\d{1,6}){0,2000}) failed to pass monitoredBarrier in (?P<ms>\d{1,12}) ?ms")
-_FINGER = re.compile(
+_PORT = lazy(r"(?:port: |:)(?P<port>\d{2,5})\b")
+_MONITORED = lazy(r"Ranks? (?P<ranks>\d{1,6}(?:, ?\d{1,6}){0,2000}) failed to pass monitoredBarrier in (?P<ms>\d{1,12}) ?ms")
+_FINGER = lazy(
     r"Rank (?P<rank>\d{1,6}) is running (?:collective: )?(?:CollectiveFingerPrint\((?P<inside>[^()]{0,600})|inconsistent collective: (?P<loose>[^()]{0,600}))"
 )
-_FINGER_ITEM = re.compile(
+_FINGER_ITEM = lazy(
     r"SequenceNumber=(?P<seq>\d{1,18})|OpType=(?P<op>[A-Z_]{2,40})|TensorShape=(?P<shape>\[[^\]]{0,200}\])|TensorDtypes=(?P<dtype>\w{1,40})"
 )
-_DESYNC = re.compile(
+_DESYNC = lazy(
     r"\[(?P<ranks>\d{1,6}(?:, ?\d{1,6}){0,2000})\] (?:finished collective #\d{1,18}, but didn't join collective #(?P<missing>\d{1,18})|"
     r"(?P<none>haven't joined any collective|didn't join any collective)|joined but didn't finish collective #(?P<stuck>\d{1,18}))"
 )
-_FRAME = re.compile(r"^\s*#(?P<n>\d{1,3}) (?P<fn>.{1,120}?) from (?P<file>[^\s:]{1,300}):(?P<line>\d{1,7})")
-_REMOTE = re.compile(r"(?:remote rank ?\[?(?P<remote>\d{1,6}|unknown)\]?|remote[_ ]?rank[: =]+\[?(?P<other>\d{1,6}))")
-_HCCL_CODE = re.compile(r"\b(?P<code>E[IJ]\d{4})\b")
+_FRAME = lazy(r"^\s*#(?P<n>\d{1,3}) (?P<fn>.{1,120}?) from (?P<file>[^\s:]{1,300}):(?P<line>\d{1,7})")
+_REMOTE = lazy(r"(?:remote rank ?\[?(?P<remote>\d{1,6}|unknown)\]?|remote[_ ]?rank[: =]+\[?(?P<other>\d{1,6}))")
+_HCCL_CODE = lazy(r"\b(?P<code>E[IJ]\d{4})\b")
 
 
 def _ranks(text: str) -> list[int]:

@@ -10,19 +10,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 
 MAX_PROCESSES = 4096
 
-_PID = re.compile(r"\b(?:pid|PID)[ =:]{1,3}(?P<pid>[1-9]\d{0,8})\b")
-_RAY = re.compile(r"\bray::[\w.<>\[\]]{1,120}\(\).{0,12}?\(pid=(?P<pid>[1-9]\d{0,8}), ip=(?P<ip>[\w.:]{2,45})")
-_RANK = re.compile(r"(?<![A-Za-z_-])(?:global[ _-]?)?rank[ =:]{0,3}(?P<rank>\d{1,6})\b(?!/\w)", re.IGNORECASE)
-_DEVICE = re.compile(
-    r"\b(?:local[ _-]?rank|using (?:GPU|gpu|device|NPU)|on (?:GPU|gpu)|cuda)[ =:]{1,3}(?P<device>\d{1,3})\b", re.IGNORECASE
-)
-_HOST = re.compile(r"\b(?:host ?name|host|node ?name|node)[ =:]{1,3}(?P<host>[A-Za-z][\w.-]{0,80})", re.IGNORECASE)
+_PID = lazy(r"\b(?:pid|PID)[ =:]{1,3}(?P<pid>[1-9]\d{0,8})\b")
+_RAY = lazy(r"\bray::[\w.<>\[\]]{1,120}\(\).{0,12}?\(pid=(?P<pid>[1-9]\d{0,8}), ip=(?P<ip>[\w.:]{2,45})")
+_RANK = lazy(r"(?<![A-Za-z_-])(?:global[ _-]?)?rank[ =:]{0,3}(?P<rank>\d{1,6})\b(?!/\w)", re.IGNORECASE)
+_DEVICE = lazy(r"\b(?:local[ _-]?rank|using (?:GPU|gpu|device|NPU)|on (?:GPU|gpu)|cuda)[ =:]{1,3}(?P<device>\d{1,3})\b", re.IGNORECASE)
+_HOST = lazy(r"\b(?:host ?name|host|node ?name|node)[ =:]{1,3}(?P<host>[A-Za-z][\w.-]{0,80})", re.IGNORECASE)
 # Who ends, or is ended by another, is told elsewhere; a traceback's pid may be a child's.
-_OTHER = re.compile(r"kill|signal|exitcode|exit code|failed|blocked for|Xid|worker \(pid|Sending process|NVRM|error", re.IGNORECASE)
+_OTHER = lazy(r"kill|signal|exitcode|exit code|failed|blocked for|Xid|worker \(pid|Sending process|NVRM|error", re.IGNORECASE)
 
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:

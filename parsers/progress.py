@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import re
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.values import bars, is_training, number, once
 
-_SAVED = re.compile(
+_SAVED = lazy(
     r"(?i)\b(?:saving (?:model )?checkpoint to|model weights saved in|saved checkpoint|checkpoint saved|saving (?:the )?(?:model|checkpoint)|saving model at step|finished saving the checkpoint|local_global_step_folder:|configuration saved in)\b"
 )
-_STEP_IN_PATH = re.compile(r"(?:checkpoint|global_?step|step|iter)[-_=]?(\d{1,12})(?!\d)|(?:at|from) step (\d{1,12})", re.IGNORECASE)
-_RESUME = re.compile(
+_STEP_IN_PATH = lazy(r"(?:checkpoint|global_?step|step|iter)[-_=]?(\d{1,12})(?!\d)|(?:at|from) step (\d{1,12})", re.IGNORECASE)
+_RESUME = lazy(
     r"(?i)\b(?:resum(?:e|ing)(?: training)? from|loading (?:the )?checkpoint (?:from|at)|restored all states from|loaded checkpoint|restoring states from|setting global step to|load from checkpoint folder)\b"
 )
-_NOT_RESUMED = re.compile(
+_NOT_RESUMED = lazy(
     r"(?i)resume_from_checkpoint\W{0,4}(?:none|false|null)|no checkpoint|not found|training from scratch|failed|error|resume_from"
 )
-_STOPPED = re.compile(r"Trainer\.fit`? stopped: `?(max_\w{1,20}=\S{1,20}?)`? reached")
-_DONE = re.compile(
+_STOPPED = lazy(r"Trainer\.fit`? stopped: `?(max_\w{1,20}=\S{1,20}?)`? reached")
+_DONE = lazy(
     r"(?i)\A\W{0,20}(?:.{0,120}(?:- |\] |: |\| |>> ))?\W{0,8}(training (?:is )?(?:completed?|finished|done)(?: successfully)?|finished training|training complete|done training)\W{0,8}(?:\Z|in |after |at |\(|\d{1,12} (?:global )?(?:steps|iterations|epochs)\b)"
     r"|\b(?:done|finished|completed)[:,]? (?:all )?\d{1,12} (?:training )?(?:steps|iterations|epochs)\b(?!/)"
 )
-_WORLD = re.compile(
+_WORLD = lazy(
     r"(?i)\bworld[ _]?size\s?[:=]\s?(\d{1,7})\b|Starting with (\d{1,7}) processes|dist_world_size\s?=\s?(\d{1,7})|using world size: (\d{1,7})|\brank \d{1,7} in world size (\d{1,7})\b"
 )
-_MEGATRON = re.compile(r"(?:successfully (?:saved|loaded) checkpoint|saving checkpoint at iteration)")  # read by `megatron`
-_PACE = re.compile(r"([\d.]{1,12})\s{0,3}(it/s|s/it)")
+_MEGATRON = lazy(r"(?:successfully (?:saved|loaded) checkpoint|saving checkpoint at iteration)")  # read by `megatron`
+_PACE = lazy(r"([\d.]{1,12})\s{0,3}(it/s|s/it)")
 
 
 def _bar(line: Line, rows: Rows, context: Context) -> None:

@@ -11,36 +11,36 @@ from typing import Any
 
 import regex
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy_regex
 from parsers.exit_codes import exit_event
 from parsers.values import number
 
-TYPE = regex.compile(r"[Ww]orker exit type: (?P<type>[A-Z_]{3,40})(?:.{0,6}[Ww]orker exit detail: (?P<detail>.{1,600}))?")
-RAYLET = regex.compile(
+TYPE = lazy_regex(r"[Ww]orker exit type: (?P<type>[A-Z_]{3,40})(?:.{0,6}[Ww]orker exit detail: (?P<detail>.{1,600}))?")
+RAYLET = lazy_regex(
     r"exit_type=(?P<type>[A-Z_]{3,40}), ?exit_detail=(?P<detail>.{1,400})|has_creation_task_exception=(?P<created>true|false)"
 )
-FIELD = regex.compile(r"^\s*(?P<key>class_name|actor_id|pid|name|namespace|ip): (?P<value>\S.{0,200})$")
-OOM = regex.compile(
+FIELD = lazy_regex(r"^\s*(?P<key>class_name|actor_id|pid|name|namespace|ip): (?P<value>\S.{0,200})$")
+OOM = lazy_regex(
     r"(?P<count>\d{1,9}) [Ww]orkers?(?: ?\(tasks ?/ ?actors\)|\(s\))? (?:were )?killed due to (?:memory pressure|the node running low on memory)|"
     r"(?:Task|Actor|Worker)\b.{0,160}was killed due to the node running low on memory|ray\.exceptions\.OutOfMemoryError|"
     r"[Kk]illing worker .{0,200}(?:memory usage above|because the node was running low)|Memory on the node \(IP: (?P<ip>[\w.:]{1,80})"
 )
-USED = regex.compile(
+USED = lazy_regex(
     r"was (?P<used>[\d.]{1,12}) ?GB / (?P<total>[\d.]{1,12}) ?GB \((?P<share>[\d.]{1,12})\), which exceeds the memory usage threshold of (?P<limit>[\d.]{1,8})"
 )
-NODE = regex.compile(
+NODE = lazy_regex(
     r"(?:The node with node id|Node|node) .{0,200}?(?:has been marked dead|missed too many heartbeats|marked as dead|is dead)"
 )
 # The dead node's own address (`and address: 10.0.0.7 and node name: …`; older versions `and ip: …`).
-ADDRESS = regex.compile(r"\b(?:address|ip|IP): (?P<ip>[0-9A-Za-z][\w.:-]{1,80}?)(?=[\s,)]|$)")
-RAYLET_GONE = regex.compile(
+ADDRESS = lazy_regex(r"\b(?:address|ip|IP): (?P<ip>[0-9A-Za-z][\w.:-]{1,80}?)(?=[\s,)]|$)")
+RAYLET_GONE = lazy_regex(
     r"Raylet is terminated|raylet process died|The raylet .{0,40}died|Failed to connect to GCS|gcs_server.{0,60}(?:died|unavailable)|GCS.{0,20}is (?:down|dead)"
 )
-WAIT = regex.compile(
+WAIT = lazy_regex(
     r"The following resource request cannot be scheduled right now: (?P<want>\{[^}]{1,300}\})|cannot be scheduled right now.{0,10}(?P<want2>\{[^}]{1,300}\})|"
     r"Error: No available node types can fulfill resource request(?:s)? (?P<want3>.{1,200})|Insufficient resources.{0,200}|Total available GPUs (?P<have>\S+) is less than total desired GPUs (?P<need>\d+)"
 )
-DIED = regex.compile(
+DIED = lazy_regex(
     r"(?:ray\.exceptions\.)?(?P<name>ActorDiedError|RayActorError|WorkerCrashedError|ActorUnavailableError|LocalRayletDiedError|NodeDiedError|ObjectLostError|OwnerDiedError|RaySystemError|GetTimeoutError)\b(?:: (?P<text>.{0,600}))?"
 )
 

@@ -6,12 +6,10 @@ Facts `self_test.bandwidth.<size>` and `self_test.bandwidth.average` in GB/s, to
 
 from __future__ import annotations
 
-import re
+from parsers.base import Context, Line, LineParser, Rows, lazy
 
-from parsers.base import Context, Line, LineParser, Rows
-
-_OURS = re.compile(r"\ball-reduce of (\d{1,9}) MiB over (\d{1,7}) ranks: [\d.]{1,16} ms, bus bandwidth (\d{1,9}(?:\.\d{1,6})?) GB/s")
-_NCCL_TESTS = re.compile(r"^\s{0,4}# Avg bus bandwidth\s{1,12}: (\d{1,9}(?:\.\d{1,6})?)\s{0,8}\Z")
+_OURS = lazy(r"\ball-reduce of (\d{1,9}) MiB over (\d{1,7}) ranks: [\d.]{1,16} ms, bus bandwidth (\d{1,9}(?:\.\d{1,6})?) GB/s")
+_NCCL_TESTS = lazy(r"^\s{0,4}# Avg bus bandwidth\s{1,12}: (\d{1,9}(?:\.\d{1,6})?)\s{0,8}\Z")
 
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:

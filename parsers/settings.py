@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.values import number
 
 MAX_LINES = 900
@@ -176,26 +176,26 @@ _SECTIONED = {
     "beta",
     "warmup_steps",
 }
-_FOREIGN = re.compile(r"(?:critic|reward_model|rollout|val_kwargs|ref|vllm|data|tokenizer|teacher|discriminator)\.")
+_FOREIGN = lazy(r"(?:critic|reward_model|rollout|val_kwargs|ref|vllm|data|tokenizer|teacher|discriminator)\.")
 
 _TEXTS = {
     "lr_scheduler_type", "model", "loss_type", "adv_estimator", "attn_implementation", "vllm_mode", "reward_model_path", "resume_from_checkpoint",
     "finetuning_type", "betas", "scale_rewards", "reward_weights",
 }  # fmt: skip
 
-_CLASS = re.compile(r"\b(\w{0,60}(?:Config|Arguments|Args))\(\s{0,4}\Z")
-_ASSIGN = re.compile(r"\s{0,40}([A-Za-z_]\w{0,80})\s?=\s?(.{0,400}?),?\s{0,4}\Z")
-_DOTTED = re.compile(r"\s{0,40}([A-Za-z_][\w.-]{0,80}) \.{3,120} ?(.{0,400}?)\s{0,4}\Z")
-_OVERRIDE = re.compile(
+_CLASS = lazy(r"\b(\w{0,60}(?:Config|Arguments|Args))\(\s{0,4}\Z")
+_ASSIGN = lazy(r"\s{0,40}([A-Za-z_]\w{0,80})\s?=\s?(.{0,400}?),?\s{0,4}\Z")
+_DOTTED = lazy(r"\s{0,40}([A-Za-z_][\w.-]{0,80}) \.{3,120} ?(.{0,400}?)\s{0,4}\Z")
+_OVERRIDE = lazy(
     r"(?<![\w./-])(?:\+{0,2})((?:actor_rollout_ref|algorithm|critic|data|trainer|reward_model|actor|optim|rollout)\.[\w.]{1,120})=([^\s'\"\\]{1,200}|'[^'\n]{0,200}'|\"[^\"\n]{0,200}\")"
 )
-_OPTION = re.compile(r"(?<![\w-])--([A-Za-z][\w.-]{1,80})(?:=|\s{1,4})([^\s'\"\\-][^\s'\"\\]{0,200}|-[0-9.][^\s\\]{0,40})")
-_LEAF = re.compile(
+_OPTION = lazy(r"(?<![\w-])--([A-Za-z][\w.-]{1,80})(?:=|\s{1,4})([^\s'\"\\-][^\s'\"\\]{0,200}|-[0-9.][^\s\\]{0,40})")
+_LEAF = lazy(
     r"""['"]([A-Za-z_][\w.]{0,80})['"]\s?:\s?([-+0-9.eE]{1,40}|True|False|true|false|None|null|['"][^'"\n]{0,200}['"])\s{0,4}[,}\]]?"""
 )
-_GROUP = re.compile(r"Parameter Group (\d{1,6})")
-_GROUP_ITEM = re.compile(r"\s{0,12}(\w{1,40}): (.{1,200})\Z")
-_GROUP_DICT = re.compile(r"param_?groups?\s?(?:\[(\d{1,6})\]|(\d{1,6}))?\W{0,12}(\{.{0,4000})", re.IGNORECASE)
+_GROUP = lazy(r"Parameter Group (\d{1,6})")
+_GROUP_ITEM = lazy(r"\s{0,12}(\w{1,40}): (.{1,200})\Z")
+_GROUP_DICT = lazy(r"param_?groups?\s?(?:\[(\d{1,6})\]|(\d{1,6}))?\W{0,12}(\{.{0,4000})", re.IGNORECASE)
 _KEPT = ("lr", "betas", "weight_decay", "eps", "amsgrad", "initial_lr", "momentum", "maximize", "fused", "foreach")
 
 

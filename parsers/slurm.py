@@ -9,49 +9,49 @@ from __future__ import annotations
 
 import regex
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy_regex
 from parsers.exit_codes import WORDS, exit_event, numbers
 
-CANCELLED = regex.compile(
+CANCELLED = lazy_regex(
     r"\*\*\* (?:JOB|STEP|EXTERN STEP FOR|INTERACTIVE STEP FOR) (?P<id>\S{1,60}) ON (?P<node>\S{1,200}) CANCELLED AT (?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)"
     r"(?: DUE (?:TO|to) (?P<why>[A-Za-z][A-Za-z ]{2,40}))?"
 )
-FAILED = regex.compile(r"\*\*\* (?:JOB|STEP) (?P<id>\S{1,60}) ON (?P<node>\S{1,200}) FAILED \(non-zero")
-STUCK = regex.compile(r"STEPD TERMINATED ON (?P<node>\S{1,200}) AT \S{1,40} DUE TO (?P<why>JOB NOT \w+(?: WITH SIGNALS)?)")
-OOM = regex.compile(
+FAILED = lazy_regex(r"\*\*\* (?:JOB|STEP) (?P<id>\S{1,60}) ON (?P<node>\S{1,200}) FAILED \(non-zero")
+STUCK = lazy_regex(r"STEPD TERMINATED ON (?P<node>\S{1,200}) AT \S{1,40} DUE TO (?P<why>JOB NOT \w+(?: WITH SIGNALS)?)")
+OOM = lazy_regex(
     r"[Dd]etected (?P<count>\d{1,9}) oom[_-]kill event(?:\(s\)|s)? in (?:StepId=|step )(?P<id>\S{1,60}?)(?: cgroup)?\.(?: Some|$)"
 )
-EXCEEDED = regex.compile(
+EXCEEDED = lazy_regex(
     r"(?:(?:Job|StepId=|Step|step)[ =]?(?P<id>\S{0,60}) exceeded (?:virtual )?memory limit \((?P<used>\d{1,18}) > (?P<limit>\d{1,18})\)|Exceeded (?:job|step) memory limit)"
 )
-TOUCHED = regex.compile(r"(?:StepId=|step )(?P<id>\S{1,60}) hit memory(?:\+swap)? limit at least once")
-TASK = regex.compile(
+TOUCHED = lazy_regex(r"(?:StepId=|step )(?P<id>\S{1,60}) hit memory(?:\+swap)? limit at least once")
+TASK = lazy_regex(
     r"srun: error: (?P<hosts>\S{1,300}): tasks? (?P<tasks>[\d,-]{1,400}): (?P<how>[A-Z][A-Za-z0-9 ]{2,60}?)(?P<core> \(core dumped\))?\s*$"
 )
-NODE = regex.compile(r"(?:srun|salloc|sbatch): error: Node failure on (?P<node>\S{1,300})")
-CREATE = regex.compile(
+NODE = lazy_regex(r"(?:srun|salloc|sbatch): error: Node failure on (?P<node>\S{1,300})")
+CREATE = lazy_regex(
     r"(?:srun|sbatch|salloc): error: (?:Unable to (?:create step for job \d+|allocate resources|confirm allocation)|Task launch for \S+ failed on node \S+|Batch job submission failed): (?P<why>.{1,200})"
 )
-TEARDOWN = regex.compile(
+TEARDOWN = lazy_regex(
     r"srun: (?:Job step aborted|Force Terminated|Terminating (?:job step|StepId)|error: Timed out waiting for job step|First task exited)"
 )
-CTRL_C = regex.compile(r"srun: (?:interrupt \(one more|sending Ctrl-C to|aborting job|forcing job termination)")
+CTRL_C = lazy_regex(r"srun: (?:interrupt \(one more|sending Ctrl-C to|aborting job|forcing job termination)")
 CONTROLLER = (
-    ("time-limit", regex.compile(r"Time limit exhausted for JobId=(?P<id>\d+)")),
+    ("time-limit", lazy_regex(r"Time limit exhausted for JobId=(?P<id>\d+)")),
     (
         "node-fail",
-        regex.compile(
+        lazy_regex(
             r"Nodes? (?P<node>\S{1,200}) not responding|due to failure of node (?P<node2>\S{1,100})|JobId=(?P<id>\d+) cancelled by node failure|on (?:failed|DOWN) node (?P<node3>\S{1,100})"
         ),
     ),
-    ("prolog", regex.compile(r"(?:[Pp]rolog|[Ee]pilog)\b.{0,80}(?:fail(?:ed status=|ure on node|ed due to timing out)|hook on host)")),
+    ("prolog", lazy_regex(r"(?:[Pp]rolog|[Ee]pilog)\b.{0,80}(?:fail(?:ed status=|ure on node|ed due to timing out)|hook on host)")),
     (
         "node-hold",
-        regex.compile(
+        lazy_regex(
             r"nhc: Health check failed:\s{1,8}(?P<why>.{1,300})|error: .{0,80}(?P<why2>Kill task failed|Low RealMemory|gres/gpu count (?:reported )?lower than configured)"
         ),
     ),
-    ("preempted", regex.compile(r"preempted JobId=(?P<id>\d+)|JobId=(?P<id2>\d+).{0,60}has been preempted|_preempt_jobs|preempting JobId")),
+    ("preempted", lazy_regex(r"preempted JobId=(?P<id>\d+)|JobId=(?P<id2>\d+).{0,60}has been preempted|_preempt_jobs|preempting JobId")),
 )
 WHY = {
     "TIME LIMIT": "time-limit",
@@ -75,16 +75,16 @@ SHOW = {
     "EndTime": "slurm.end",
     "PreemptTime": "slurm.preempt_time",
 }
-PAIR = regex.compile(r"\b([A-Z][A-Za-z]{3,20})=(\S{1,200})")
+PAIR = lazy_regex(r"\b([A-Z][A-Za-z]{3,20})=(\S{1,200})")
 STATES = r"(?:COMPLETED|FAILED|TIMEOUT|OUT_OF_ME(?:MORY|\+)|NODE_FAIL|PREEMPTED|BOOT_FAIL|DEADLINE|REQUEUED|CANCELLED(?: by (?P<uid>\d{1,12})|\+)?)"
-SACCT = regex.compile(
+SACCT = lazy_regex(
     r"^\s*(?P<id>\d{1,12}(?:_\d+)?(?:\.\w{1,12}\+?)?)[ |].{0,400}?(?<![\w.])(?P<state>"
     + STATES
     + r")(?:[ |]{1,40}|$)(?:.{0,120}?(?P<exit>\d{1,3}):(?P<signal>\d{1,3})\b)?"
 )
 
 
-NODE_COLUMN = regex.compile(r"\|(?P<node>[A-Za-z][\w.-]{0,60}\d)\|?\s*$")
+NODE_COLUMN = lazy_regex(r"\|(?P<node>[A-Za-z][\w.-]{0,60}\d)\|?\s*$")
 
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 
 MAX_NODES = 5000
 
-_NODE = re.compile(r"\A\s{0,4}NodeName=(?P<node>[\w.-]{1,80})\s")
-_PAIR = re.compile(r"(?:\A|\s)(?P<key>CPUTot|RealMemory|State|Gres|AllocMem|CPULoad|BootTime)=(?P<value>\S{1,160})")
-_REASON = re.compile(r"(?:\A|\s)Reason=(?P<reason>[^\n]{1,200}?)\s{0,4}\Z")
+_NODE = lazy(r"\A\s{0,4}NodeName=(?P<node>[\w.-]{1,80})\s")
+_PAIR = lazy(r"(?:\A|\s)(?P<key>CPUTot|RealMemory|State|Gres|AllocMem|CPULoad|BootTime)=(?P<value>\S{1,160})")
+_REASON = lazy(r"(?:\A|\s)Reason=(?P<reason>[^\n]{1,200}?)\s{0,4}\Z")
 
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import polars as pl
 
-from parsers.base import Context, Line, Rows
+from parsers.base import Context, Line, Rows, lazy
 
-_NUMBER = re.compile(r"\s{0,20}(-?\d{1,15}(?:\.\d{1,6})?)")
-_SIZE = re.compile(r"\s{0,20}(\d{1,18}(?:\.\d{1,6})?)\s{0,4}([KMGTP]?)(i?)(B?|bytes|byte)?\s{0,4}\Z", re.IGNORECASE)
+_NUMBER = lazy(r"\s{0,20}(-?\d{1,15}(?:\.\d{1,6})?)")
+_SIZE = lazy(r"\s{0,20}(\d{1,18}(?:\.\d{1,6})?)\s{0,4}([KMGTP]?)(i?)(B?|bytes|byte)?\s{0,4}\Z", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
-PROMPT = re.compile(r"\A\s{0,4}(?:[\w.@~:/()\[\] -]{0,80})?[$#>+] ")
+PROMPT = lazy(r"\A\s{0,4}(?:[\w.@~:/()\[\] -]{0,80})?[$#>+] ")
 MAX_SAMPLES = 2_000_000
 MERGE = 256  # small frames that are joined into one: a table a second makes 86,400 a day
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import regex
-
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy_regex
 from parsers.frames import is_user
 
-FATAL = regex.compile(r"Fatal Python error: (?P<what>.{1,200})")
+FATAL = lazy_regex(r"Fatal Python error: (?P<what>.{1,200})")
 SIGNALS = {
     "segmentation fault": "SIGSEGV",
     "bus error": "SIGBUS",
@@ -23,22 +21,22 @@ SIGNALS = {
     "floating-point exception": "SIGFPE",
     "illegal instruction": "SIGILL",
 }
-TERMINATE = regex.compile(
+TERMINATE = lazy_regex(
     r"terminate called (?:after throwing an instance of '(?P<exception>[^']{1,200})'|without an active exception|recursively)"
 )
-HANDLER = regex.compile(r"\*\*\* (?P<signal>SIG[A-Z]+)\b[^*]{0,200}(?:received by PID (?P<pid>\d+))?")
-MPI = regex.compile(
+HANDLER = lazy_regex(r"\*\*\* (?P<signal>SIG[A-Z]+)\b[^*]{0,200}(?:received by PID (?P<pid>\d+))?")
+MPI = lazy_regex(
     r"(?:\*\*\* Process received signal \*\*\*|Signal: (?P<name>[A-Z][a-z ]+) \((?P<number>\d+)\)|Signal code: (?P<code>.{1,80}))"
 )
-CAUGHT = regex.compile(r"Caught signal (?P<number>\d+) \((?P<name>[^:)]{1,60})(?:: (?P<detail>[^)]{1,160}))?\)")
-WORKER = regex.compile(r"Unexpected (?P<what>bus error|segmentation fault|floating-point exception) encountered in worker")
-HEAP = regex.compile(
+CAUGHT = lazy_regex(r"Caught signal (?P<number>\d+) \((?P<name>[^:)]{1,60})(?:: (?P<detail>[^)]{1,160}))?\)")
+WORKER = lazy_regex(r"Unexpected (?P<what>bus error|segmentation fault|floating-point exception) encountered in worker")
+HEAP = lazy_regex(
     r"^(?:double free or corruption|free\(\): |malloc\(\): |corrupted (?:size|double-linked)|munmap_chunk\(\)|malloc_consolidate|realloc\(\): )"
 )
-FRAME = regex.compile(r'^\s*File "(?P<file>[^"]{1,600})", line (?P<line>\d{1,8}) in (?P<func>.{1,120})$')
-SPY = regex.compile(r"^\s+(?P<func>[\w<>.:\[\] ~*&,()]{1,160}) \((?P<file>[^():]{1,400})(?::(?P<line>\d{1,8}))?\)$")
-SPY_THREAD = regex.compile(r'^Thread (?P<id>0x[0-9a-fA-F]+|\d+)(?: \((?P<state>[\w+]+)\))?: ?"?(?P<name>[^"]{0,100})"?')
-THREAD = regex.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+")
+FRAME = lazy_regex(r'^\s*File "(?P<file>[^"]{1,600})", line (?P<line>\d{1,8}) in (?P<func>.{1,120})$')
+SPY = lazy_regex(r"^\s+(?P<func>[\w<>.:\[\] ~*&,()]{1,160}) \((?P<file>[^():]{1,400})(?::(?P<line>\d{1,8}))?\)$")
+SPY_THREAD = lazy_regex(r'^Thread (?P<id>0x[0-9a-fA-F]+|\d+)(?: \((?P<state>[\w+]+)\))?: ?"?(?P<name>[^"]{0,100})"?')
+THREAD = lazy_regex(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+")
 MAX_FRAMES = 60
 MAX_THREADS = 64
 

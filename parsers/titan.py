@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.values import emit, number, once
 
-_STEP = re.compile(r"\b(validate )?step:\s{0,8}(\d{1,12})\s{1,8}(?=\w)")
-_PAIR = re.compile(r"\b([a-z][\w/]{1,40}):\s{0,8}([-+]?[0-9][0-9.,eE+-]{0,24}|nan|inf|-inf)(?:GiB|%)?(?=[\s(%]|\Z)")
-_TUNE_BAR = re.compile(r"(\d{1,9})\|(\d{1,12})\|Loss: ([^\s:]{1,40}):")
-_TUNE_LINE = re.compile(r"\bStep (\d{1,12}) \|")
-_TUNE_PAIR = re.compile(r"([A-Za-z][\w/]{0,80}):([^\s:]{1,40})(?=\s|\Z)")
-_RETRIES = re.compile(r"\b(\d{1,9}) CUDA memory allocation retries")
+_STEP = lazy(r"\b(validate )?step:\s{0,8}(\d{1,12})\s{1,8}(?=\w)")
+_PAIR = lazy(r"\b([a-z][\w/]{1,40}):\s{0,8}([-+]?[0-9][0-9.,eE+-]{0,24}|nan|inf|-inf)(?:GiB|%)?(?=[\s(%]|\Z)")
+_TUNE_BAR = lazy(r"(\d{1,9})\|(\d{1,12})\|Loss: ([^\s:]{1,40}):")
+_TUNE_LINE = lazy(r"\bStep (\d{1,12}) \|")
+_TUNE_PAIR = lazy(r"([A-Za-z][\w/]{0,80}):([^\s:]{1,40})(?=\s|\Z)")
+_RETRIES = lazy(r"\b(\d{1,9}) CUDA memory allocation retries")
 
 
 def _parse(line: Line, rows: Rows, context: Context) -> None:

@@ -10,30 +10,28 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import regex
-
-from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source
+from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source, lazy_regex
 from parsers.exit_codes import exit_event
 
-FAILED = regex.compile(r"failed \(exitcode: (?P<code>-?\d{1,9})\) (?:local_rank: (?P<local>\d{1,6}) )?\(pid: (?P<pid>\d{1,9})\)")
-CLOSING = regex.compile(
+FAILED = lazy_regex(r"failed \(exitcode: (?P<code>-?\d{1,9})\) (?:local_rank: (?P<local>\d{1,6}) )?\(pid: (?P<pid>\d{1,9})\)")
+CLOSING = lazy_regex(
     r"(?:Sending process (?P<pid>\d{1,9}) closing signal (?P<signal>\w+)|Unable to shutdown process (?P<pid2>\d{1,9}) via)"
 )
-BLOCK = regex.compile(r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.{0,2000})$")
-CODE = regex.compile(r"(?P<code>-?\d{1,9}) \(pid: (?P<pid>\d{1,9})\)")
-RANK = regex.compile(r"(?P<rank>\d{1,7}) \(local_rank: (?P<local>\d{1,6})\)")
-RESTART = regex.compile(
+BLOCK = lazy_regex(r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: ?(?P<value>.{0,2000})$")
+CODE = lazy_regex(r"(?P<code>-?\d{1,9}) \(pid: (?P<pid>\d{1,9})\)")
+RANK = lazy_regex(r"(?P<rank>\d{1,7}) \(local_rank: (?P<local>\d{1,6})\)")
+RESTART = lazy_regex(
     r"(?P<left>\d{1,6})/(?P<most>\d{1,6}) attempts left; will restart worker group|restart_count=(?P<count>\d{1,6})|"
     r"(?:Worker group|worker group) (?:FAILED|in UNHEALTHY).{0,80}(?P<left2>\d{1,6})/(?P<most2>\d{1,6}) attempts left"
 )
-MEMBERSHIP = regex.compile(r"Detected \d+ new nodes from group_rank=|membership change")
-DEATH = regex.compile(
+MEMBERSHIP = lazy_regex(r"Detected \d+ new nodes from group_rank=|membership change")
+DEATH = lazy_regex(
     r"Received (?P<number>\d{1,3}) death signal, shutting down workers|SignalException: Process (?P<pid>\d{1,9}) got signal: (?P<signal>\d{1,3})"
 )
-REMOTE = regex.compile(r"\[(?P<what>[^\]]{1,80})\] .{0,20}?(?:has failed to shutdown the rendezvous|failed to send a keep-alive heartbeat)")
+REMOTE = lazy_regex(r"\[(?P<what>[^\]]{1,80})\] .{0,20}?(?:has failed to shutdown the rendezvous|failed to send a keep-alive heartbeat)")
 
 
-MASTER = regex.compile(r"\b(?:master_addr ?[=:] ?|MASTER_ADDR[=:] ?)'?\"?(?P<host>[A-Za-z0-9][\w.-]{0,120})")
+MASTER = lazy_regex(r"\b(?:master_addr ?[=:] ?|MASTER_ADDR[=:] ?)'?\"?(?P<host>[A-Za-z0-9][\w.-]{0,120})")
 
 
 def _block(line: Line, context: Context) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import regex
 
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy_regex
 from parsers.frames import Frame, frame_of, is_error_name, is_noise, rich_frame, strip_margin, user_frame
 
 HEADER = "Traceback (most recent call last)"
@@ -28,12 +28,12 @@ MAX_FOREIGN = (2000, 60)  # lines of other writers passed over in a row, before 
 FOREIGN_BUDGET = 100_000
 MAX_EXCEPTIONS = 500  # exception lines without a traceback kept per file
 
-ERROR = regex.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200}(?:\([\w.]{1,120}\))?)(?:(?P<colon>:)(?: (?P<message>.*)|\s*)|\s*)$")
-RAY = regex.compile(r"^ray::(?P<actor>[^\s(]{1,120})\(\)[^(]{0,20}\(pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?")
+ERROR = lazy_regex(r"^(?P<type>[A-Za-z_][\w.]{0,200}(?:\([\w.]{1,120}\))?)(?:(?P<colon>:)(?: (?P<message>.*)|\s*)|\s*)$")
+RAY = lazy_regex(r"^ray::(?P<actor>[^\s(]{1,120})\(\)[^(]{0,20}\(pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?")
 CHAIN_DURING = "During handling of the above exception, another exception occurred"
 CHAIN_CAUSE = "The above exception was the direct cause of the following exception"
 LATE = ("might be asynchronously reported at some other API call", "CUDA_LAUNCH_BLOCKING", "device-side assert triggered", "CUDA error:")
-CONTINUES = regex.compile(
+CONTINUES = lazy_regex(
     r"^(?:\s|[\])}]|CUDA kernel errors|For debugging consider|Compile with `|Device-side assert|Last error|nccl\w+Error|Exception raised from|"
     r"frame #|Set TORCH|You can suppress|Please |The |If |This |To |In |at::|Hint|hint|Note|\d+ validation error|from user code|and |or )"
 )

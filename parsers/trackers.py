@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 from typing import Any
 
-from parsers.base import FileParser, Head, Rows, Source
+from parsers.base import FileParser, Head, Rows, Source, lazy
 from parsers.canonical import reading
 from parsers.jsonl_metrics import numeric, record_rows, seconds_of
 from parsers.values import placed
@@ -242,7 +241,7 @@ def _metadata_parse(source: Source, rows: Rows) -> None:
 
 # ------------------------------------------------------------------------------------------------------ MLflow
 
-_MLFLOW = re.compile(r"\A(\d{12,14}) (\S{1,40}) (-?\d{1,12})\s*\Z")
+_MLFLOW = lazy(r"\A(\d{12,14}) (\S{1,40}) (-?\d{1,12})\s*\Z")
 
 
 def _mlflow_recognises(head: Head) -> float:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from parsers.base import Context, Line, Rows, Stamp
+from parsers.base import Context, Line, Rows, Stamp, lazy
 from parsers.canonical import reading
 
 MAX_PAIRS = 600
@@ -18,22 +18,22 @@ NUMBER = (
     r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?|(?:nan|NaN|NAN|inf|Inf|INF)(?![a-z])|[Ii]nfinity)"
 )
 # 'key': value of a Python or JSON dict: plain, quoted (transformers 5), numpy 2 repr, tensor repr or a list of one.
-_QUOTED = re.compile(
+_QUOTED = lazy(
     r"""['"]([^'"\n]{1,160})['"]\s?:\s?(?:np\.\w{3,12}\(|numpy\.\w{3,12}\(|tensor\(\[?|array\(|\[)?\s?['"]?(NUM)['"]?\s?[\])]{0,2}\s?(?=[,}]|\Z)""".replace(
         "NUM", NUMBER
     )
 )
-_FRACTION = re.compile(r"""['"]([^'"\n]{1,60})['"]\s?:\s?['"](\d{1,12})/(\d{1,12})['"]""")
-_WRAPPED = re.compile(r"(?:np|numpy)\.\w{1,12}\(([^()]{1,64})\)|tensor\(\[?([^(),\]]{1,64})")
-_SUFFIXED = re.compile(r"(NUM)\s?(K|M|B|T|ms|us|s|%|GiB|MiB|GB|MB|G)?(?:\([^()]{0,20}\))?\Z".replace("NUM", NUMBER))
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\Z")
+_FRACTION = lazy(r"""['"]([^'"\n]{1,60})['"]\s?:\s?['"](\d{1,12})/(\d{1,12})['"]""")
+_WRAPPED = lazy(r"(?:np|numpy)\.\w{1,12}\(([^()]{1,64})\)|tensor\(\[?([^(),\]]{1,64})")
+_SUFFIXED = lazy(r"(NUM)\s?(K|M|B|T|ms|us|s|%|GiB|MiB|GB|MB|G)?(?:\([^()]{0,20}\))?\Z".replace("NUM", NUMBER))
+_THOUSANDS = lazy(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\Z")
 _FACTOR = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 # A tqdm bar: `desc:  23%|## | 451/2000 [01:12<04:07,  6.28it/s`; the desc may be empty; vLLM and SGLang write `97% Completed | 158/163 [`.
-BAR = re.compile(
+BAR = lazy(
     r"(?P<desc>[^|\r\n%]{0,80}?)(?P<percent>\d{1,3})%(?:\|[^|\r\n]{0,400}| Completed )\|\s{0,4}(?P<step>\d[\d.,]{0,12})(?P<mult>[kMG]?)/(?P<total>\d[\d.,]{0,12})(?P<tmult>[kMG]?)\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})"
 )
-_OPEN_BAR = re.compile(r"(?P<desc>[^|\r\n]{0,80}?)\|(?:[^|\r\n]{0,200}\|)?\s{0,2}(?P<step>\d{1,12})/\?\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})")
+_OPEN_BAR = lazy(r"(?P<desc>[^|\r\n]{0,80}?)\|(?:[^|\r\n]{0,200}\|)?\s{0,2}(?P<step>\d{1,12})/\?\s{0,2}\[(?P<rest>[^\]\r\n]{0,2000})")
 _BAR_MULTIPLES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 # Names that are counters, settings or bookkeeping rather than readings: used for the step, or left out.
 NOT_METRICS = frozenset(
@@ -170,10 +170,10 @@ def bar_near(context: Context, total: float | None) -> tuple[float, float] | Non
     return None
 
 
-_OTHER_WORK = re.compile(
+_OTHER_WORK = lazy(
     r"(?i)load|download|fetch|map|filter|token|generat|sav|writ|pack|capturing|captur|prompt|shard|compil|extract|convert|upload|eval|valid|test|predict|sampl|prepar|process|format|cache|read|infer|comput|rollout|add|apply|truncat|drop|merg|quantiz|preproc|build|creat|hash|verif|resolv|copy|collect"
 )
-_TRAINING = re.compile(r"(?i)train|epoch|step|iter|learn|global|optim|update")
+_TRAINING = lazy(r"(?i)train|epoch|step|iter|learn|global|optim|update")
 
 
 def is_training(desc: str) -> bool:

@@ -6,12 +6,10 @@ value's repr, which numpy 2 wraps in `np.float64(...)`.
 
 from __future__ import annotations
 
-import re
-
-from parsers.base import Context, Line, LineParser, Rows
+from parsers.base import Context, Line, LineParser, Rows, lazy
 from parsers.values import decimals, dict_body, emit, number, once, quoted_pairs, step_of
 
-_STEP = re.compile(r"\bstep: ?(\d{1,12}) - ")
+_STEP = lazy(r"\bstep: ?(\d{1,12}) - ")
 _SURE = ("actor/pg_", "critic/score", "global_seqlen/", "timing_s/", "val-core/", "actor/ppo_kl", "rollout_corr/")
 
 

@@ -7,11 +7,12 @@ only with the error's own line beside the versions.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from forensics.packs import read_toml
+from parsers.base import lazy
 from rules.base import Evidence, Finding, Rule
 from rules.gpu_codes import FOLDER
 from rules.process_view import at_error, order
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from parsers.base import Event
 
 LOW_FILES = 4096  # bash's default is 1024; a dataloader with 16 workers on 8 ranks and sharded files passes some thousands
-DRIVER_ERROR = re.compile(
+DRIVER_ERROR = lazy(
     r"driver version is insufficient|NVIDIA driver on your system is too old|unsupported toolchain|forward compatibility was attempted|"
     r"system has unsupported display driver|CUDA driver initialization failed|named symbol not found|compiled with an unsupported toolchain",
     re.I,
 )
-TOOLKIT_ERROR = re.compile(
+TOOLKIT_ERROR = lazy(
     r"detected CUDA version .{0,40}mismatches|no kernel image is available|lib(?:cudart|cublas|cublasLt|nvrtc|cusparse|nvJitLink)\S{0,40}"
     r"(?:: cannot open|.{0,80}undefined symbol)|Installed CUDA version .{0,40}does not match",
     re.I,
@@ -36,7 +37,7 @@ TOOLKIT_ERROR = re.compile(
 
 @cache
 def _toml(name: str) -> dict[str, Any]:
-    return tomllib.loads((FOLDER / name).read_text("utf-8"))
+    return read_toml(FOLDER / name)
 
 
 def facts(run: Run, name: str) -> list[tuple[Any, Evidence]]:

@@ -7,7 +7,6 @@ columns or roles is about data, one about heads and parallel degrees about the c
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import regex
+
+from forensics.packs import read_toml
 
 FILE = Path(__file__).resolve().parent / "catalogue" / "error_words.toml"
 ENOUGH = 2.0  # points without which nothing is named
@@ -41,7 +42,7 @@ class Clue:
 def clues() -> tuple[Clue, ...]:
     """Every clue of the catalogue."""
     found = []
-    for item in tomllib.loads(FILE.read_text("utf-8"))["clue"]:
+    for item in read_toml(FILE)["clue"]:
         for where in ("message", "type", "path", "function"):
             if where in item:
                 pattern = regex.compile(item[where], regex.IGNORECASE)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from forensics.packs import read_toml
 
 FOLDER = Path(__file__).resolve().parent / "catalogue"
 
@@ -41,7 +42,7 @@ class SwitchCode:
 
 
 def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads((FOLDER / name).read_text(encoding="utf-8"))
+    return read_toml(FOLDER / name)
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import regex
 
+from parsers.base import lazy_regex
 from rules import error_words
 from rules.base import Evidence, Finding, Rule
 from rules.process_view import VICTIMS, at_error, ended_badly, finding, frame_text, is_launcher, order, roles, short_type, went_on
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from forensics.run import Run
     from parsers.base import Event
 
-MATMUL = regex.compile(r"mat1 and mat2 shapes cannot be multiplied \((\d{1,9})x(\d{1,9}) and (\d{1,9})x(\d{1,9})\)")
+MATMUL = lazy_regex(r"mat1 and mat2 shapes cannot be multiplied \((\d{1,9})x(\d{1,9}) and (\d{1,9})x(\d{1,9})\)")
 # Errors of plain Python in the code itself: an author's mistake rather than a circumstance.
 MISTAKES = frozenset(
     [
@@ -40,21 +41,21 @@ MISTAKES = frozenset(
     ]
 )
 IMPORTS = frozenset(("ImportError", "ModuleNotFoundError"))
-REWARD = regex.compile(
+REWARD = lazy_regex(
     r"(?:^|_)(?:compute_|calculate_|get_|batch_)?(?:reward|rewards|score|scores|verifier|verify|grade|grader|judge)(?:_|$)|reward|_verif|grader"
 )
-REWARD_CALLERS = regex.compile(
+REWARD_CALLERS = lazy_regex(
     r"^(?:_?calculate_rewards|_compute_rewards?|compute_reward(?:_async)?|compute_score|default_compute_score|reward_fn|run_reward_scoring|compute_rewards?_batch|_?score_completions|_?compute_rewards_per_func|get_rewards?)$"
 )
-REWARD_CALL = regex.compile(r"\breward_(?:func|fn|function|model|manager)\w{0,20}\(|\bcompute_score\(")
-UNREACHABLE = regex.compile(
+REWARD_CALL = lazy_regex(r"\breward_(?:func|fn|function|model|manager)\w{0,20}\(|\bcompute_score\(")
+UNREACHABLE = lazy_regex(
     r"Connection(?: ?Error| refused| reset| error)|Max retries|timed? ?out|Timeout|50[0234] (?:Server|Bad|Service|Gateway)|Service Unavailable|check the API server|"
     r"APIConnection|RemoteDisconnected|ServerDisconnected|Name or service not known"
 )
-REWARD_FILES = regex.compile(
+REWARD_FILES = lazy_regex(
     r"math_verify|latex2sympy|remote_rm|sandbox_fusion|/reward[\w-]*(?:/|\.py)|_reward\w*\.py|/(?:\w+_)?(?:verifier|grader|reward_score|rewards?)\w*(?:/|\.py)"
 )
-TRACKERS = regex.compile(r"/(?:wandb|mlflow|swanlab|comet_ml|clearml|neptune|aim|trackio)/|api\.wandb\.ai|comet\.com|swanlab\.cn|clear\.ml")
+TRACKERS = lazy_regex(r"/(?:wandb|mlflow|swanlab|comet_ml|clearml|neptune|aim|trackio)/|api\.wandb\.ai|comet\.com|swanlab\.cn|clear\.ml")
 # Where a process waits for the others: an error raised there says that somebody else did not come.
 WAITING = frozenset(
     [
@@ -73,19 +74,19 @@ WAITING = frozenset(
         "reduce_scatter_tensor",
     ]
 )
-WAIT_CALL = regex.compile(r"\b(?:" + "|".join(sorted(WAITING)) + r")\(")
-WAIT_TEXT = regex.compile(
+WAIT_CALL = lazy_regex(r"\b(?:" + "|".join(sorted(WAITING)) + r")\(")
+WAIT_TEXT = lazy_regex(
     r"[Tt]imed? ?out|timeout|closed by peer|reset by peer|stream sync|Synchronize|remote|NCCL error|HCCL|Broken pipe|connection|unhandled|aborted"
 )
-WORKER = regex.compile(
+WORKER = lazy_regex(
     r"Caught (?P<type>[\w.]{1,100}) in (?P<where>DataLoader worker process \d+|pin memory thread|replica \d+ on device \d+)"
 )
 OUTRANKS = 0.86  # where an error happened says more than its words: above the weight of the signatures that know the words
-ARCHIVE = regex.compile(
+ARCHIVE = lazy_regex(
     r"(?:UnpicklingError|BadZipFile|SafetensorError|EOFError|BadGzipFile)\b|zip archive|central directory|invalid load key|pickle data was truncated|deserializing header|"
     r"[Rr]an out of input|unexpected end|not a (?:zip|gzip)"
 )
-LOADER = regex.compile(r"torch/utils/data/|\b__getitem__\b|\bcollate\w*|/webdataset/|/datasets/arrow_dataset")
+LOADER = lazy_regex(r"torch/utils/data/|\b__getitem__\b|\bcollate\w*|/webdataset/|/datasets/arrow_dataset")
 ENCODING = frozenset(
     [
         "JSONDecodeError",

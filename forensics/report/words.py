@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from forensics.packs import read_toml
 from forensics.report.model import LANGUAGES
 
 
 @cache
 def table() -> dict[str, dict[str, dict[str, str]]]:
     """Section -> key -> language -> text, as it stands in `words.toml`."""
-    return tomllib.loads(files("forensics.report").joinpath("words.toml").read_text("utf-8"))
+    return read_toml(Path(__file__).with_name("words.toml"))
 
 
 class Words:
