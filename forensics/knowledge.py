@@ -136,10 +136,11 @@ def _toml(path: Path) -> dict[str, Any]:
 def read_pack(path: Path) -> list[Signature]:
     """The signatures of one pack file.  Raises PackError where an entry lacks what it must have."""
     entries = _toml(path).get("signature", [])
-    return [_signature(entry, path) for entry in entries]
+    own = path.is_relative_to(RULES)
+    return [_signature(entry, path, own) for entry in entries]
 
 
-def _signature(entry: dict[str, Any], path: Path) -> Signature:
+def _signature(entry: dict[str, Any], path: Path, own: bool) -> Signature:
     name = entry.get("id", "?")
     try:
         literal = entry["literal"]
@@ -171,7 +172,7 @@ def _signature(entry: dict[str, Any], path: Path) -> Signature:
             hits=tuple(entry.get("hits", ())),
             near_misses=tuple(entry.get("near_misses", ())),
             pack=path.stem,
-            own=path.is_relative_to(RULES),
+            own=own,
         )
     except (KeyError, TypeError) as error:
         raise PackError(f"{path}: {name}: {error} is missing or of the wrong kind") from error

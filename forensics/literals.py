@@ -7,11 +7,15 @@ so literals that flood a file are to be left out of the search (`without`) and l
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 
 import hyperscan
+
+from forensics.packs import kept
 
 Hit = tuple[int, int, int]  # number of the literal, where it starts and ends in the block
 
@@ -41,13 +45,36 @@ class Literals:
         literals = self.literals
         return [(number, end - len(literals[number]), end) for number, end in found]
 
+    def _compile(self, numbers: list[int]) -> hyperscan.Database:
+        database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+        database.compile(expressions=[self.literals[number] for number in numbers], ids=numbers, literal=True)
+        return database
+
+    def _whole(self, numbers: list[int]) -> hyperscan.Database:
+        """The database of all literals, which every start needs: compiled, or as it was compiled for these literals before."""
+        names = hashlib.blake2b(repr((getattr(hyperscan, "__version__", ""), self.literals)).encode(), digest_size=16).hexdigest()
+        made: list[hyperscan.Database] = []
+
+        def make() -> bytes:
+            made.append(self._compile(numbers))
+            return hyperscan.dumpb(made[0])
+
+        data = kept(Path(__file__), ".database", names, make)
+        if made:
+            return made[0]
+        try:
+            database = hyperscan.loadb(data, hyperscan.HS_MODE_BLOCK)
+            database.scratch = hyperscan.Scratch(database)
+            return database
+        except hyperscan.error:  # damaged, or compiled for another processor
+            return self._compile(numbers)
+
     def _compiled(self, without: frozenset[int]) -> tuple[hyperscan.Database, hyperscan.Scratch]:
         with self._lock:
             database = self._databases.get(without)
             if database is None:
                 numbers = [number for number in range(len(self.literals)) if number not in without]
-                database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
-                database.compile(expressions=[self.literals[number] for number in numbers], ids=numbers, literal=True)
+                database = self._compile(numbers) if without else self._whole(numbers)
                 self._databases[without] = database
                 if len(self._databases) > DATABASES:
                     self._databases.popitem(last=False)
