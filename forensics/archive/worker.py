@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import resource
 import signal
 import sys
 from multiprocessing.connection import Connection
+
+from forensics.cli import CALM
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -22,6 +25,7 @@ def main(fd: int, target: str, memory: int) -> None:
     if memory:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    gc.set_threshold(*CALM)
     module, _, name = target.partition(":")
     work = getattr(importlib.import_module(module), name)
     line = Connection(fd)
