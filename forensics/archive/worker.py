@@ -12,7 +12,7 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
-from forensics.cli import CALM
+from forensics import CALM
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
