@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta, timezone
+from functools import lru_cache
 from itertools import pairwise
 from statistics import median
 from zoneinfo import ZoneInfo
@@ -58,6 +59,7 @@ def with_years(seconds: list[float], target: float) -> list[float]:
 _SAME = {"dmy": "us", "spark": "us2"}
 
 
+@lru_cache(1024)
 def base(form: str) -> str:
     """The clock of a form within its file."""
     form = form.rstrip("~")

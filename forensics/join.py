@@ -351,21 +351,19 @@ def _whole(value: Any) -> TypeGuard[int | str]:
 
 def progress(run: Run) -> None:
     """First and last instants, the last step, and the last sign that training moved."""
-    progress_marks(run)
+    training = _training(run)
+    progress_marks(run, training)
     best: tuple[float, int, str, int] | None = None
     frame = run.metrics
     steps: list[float] = []
     bar: float | None = None
     if frame is not None and frame.height:
-        training = frame.filter(pl.col("name").is_in(list(STEP_METRICS)))
-        if training.height:
-            last = training.group_by("source", maintain_order=True).last()
-            for row in last.iter_rows(named=True):
-                key = (row["time"] if row["time"] is not None else float("-inf"), training.height, row["source"], row["line"])
-                best = max(best, key) if best else key
-            top = training["step"].drop_nulls()
-            if top.len():
-                steps.append(float(top[-1]))
+        sources, lines, times, reached = training
+        last = {source: (time, line) for source, line, time in zip(sources, lines, times, strict=True)}
+        for source, (time, line) in last.items():
+            key = (time if time is not None else float("-inf"), len(lines), source, line)
+            best = max(best, key) if best else key
+        steps += [float(step) for step in reached[-1:]]
     for event in run.kind("progress"):
         step = event.fields.get("step")
         key = (event.time if event.time is not None else float("-inf"), 0, event.source, event.line)
@@ -387,18 +385,33 @@ def progress(run: Run) -> None:
     run.ended = max([*train, *lasts], default=None)
 
 
-def progress_marks(run: Run) -> None:
-    """Where and when training steps were printed, each step once."""
+Training = tuple[list[str], list[int], list[float | None], list[float]]
+
+
+def _training(run: Run) -> Training:
+    """Source, line and time of each reading that a training step prints, and the steps of those that tell theirs."""
     frame = run.metrics
-    if frame is not None and frame.height:
-        steps = frame.filter(pl.col("name").is_in(list(STEP_METRICS))).unique(["source", "line"], keep="first", maintain_order=True)
-        for (source,), rows in steps.partition_by("source", maintain_order=True, as_dict=True).items():
-            run.progress_lines[str(source)] = sorted(rows["line"].to_list())
-        # Ranks print the same step at the same time: one file speaks for the run, that with most stamped steps.
-        stamped = steps.filter(pl.col("time").is_not_null())
-        if stamped.height:
-            main = stamped.group_by("source").len().sort(["len", "source"], descending=[True, False])["source"][0]
-            run.progress_times = sorted(set(stamped.filter(pl.col("source") == main)["time"].to_list()))
+    if frame is None or not frame.height:
+        return [], [], [], []
+    names = frame["name"]
+    mask = names == ""
+    for name in STEP_METRICS & run.names():
+        mask |= names == name
+    sources, lines, times, steps = (frame[key].filter(mask) for key in ("source", "line", "time", "step"))
+    return sources.to_list(), lines.to_list(), times.to_list(), steps.drop_nulls().to_list()
+
+
+def progress_marks(run: Run, training: Training) -> None:
+    """Where and when training steps were printed, each step once."""
+    printed: dict[str, dict[int, float | None]] = {}  # file -> line -> time
+    for source, line, time in zip(*training[:3], strict=True):
+        printed.setdefault(source, {}).setdefault(line, time)
+    for source, by_line in printed.items():
+        run.progress_lines[source] = sorted(by_line)
+    # Ranks print the same step at the same time: one file speaks for the run, that with most stamped steps.
+    stamped = {source: [time for time in by_line.values() if time is not None] for source, by_line in printed.items()}
+    if stamped:
+        run.progress_times = sorted(set(stamped[min(stamped, key=lambda source: (-len(stamped[source]), source))]))
     for event in run.kind("progress"):
         if event.source not in run.progress_lines or len(run.progress_lines[event.source]) < GOES_ON:
             run.progress_lines.setdefault(event.source, []).append(event.line)
