@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 DEAD = 0.6  # share of experts without work from which the rest must carry nearly everything
 SWALLOWED = 0.8  # share of tokens at one expert, where the number of experts is not known
+VANISHED = 0.05  # of its level: an even load costs a constant, so a balance loss near nothing is no balance but a gate without gradient
 TIMES_FAIR = 4.0  # the busiest expert's load over the fair one (capacity factors are 1 to 2)
 FEW = 3  # readings that show a state; fewer may be the first batch
 UNBALANCED = 1.8  # rise of the balance loss, which is 1 (times its coefficient) when loads are equal
@@ -53,6 +54,19 @@ def judge(run: Run) -> Iterator[Finding]:
                 covers,
                 baseline=short(spot.baseline),
                 final=short(spot.final),
+            )
+            return
+        gone = departure(balance.value, up=False, relative=0.5)
+        if gone is not None and gone.baseline > 0 and gone.final <= VANISHED * gone.baseline:
+            yield found(
+                "series.expert-balance-gone",
+                "model/moe-routing-collapse",
+                balance,
+                gone.index,
+                0.55,
+                covers,
+                baseline=short(gone.baseline),
+                final=short(gone.final),
             )
             return
     if not len(share) and not len(balance):

@@ -16,6 +16,7 @@ from itertools import pairwise
 MIN_POINTS = 8  # below this a median absolute deviation says nothing
 BUCKETS = 1500
 SETBACK = 1.8  # a departure goes this many times further than any setback that the series had come back from
+LEVEL = 0.25  # Kendall's tau below which a stretch has no trend
 GAUSS = 1.4826  # MAD of a normal distribution times this is its standard deviation
 
 
@@ -245,6 +246,11 @@ def turn(
     smooth = smoothed(flipped, half)
     stop = count - max(4, count // 20)
     best = min(range(stop), key=lambda i: (smooth[i], i))
+    if best < max(MIN_POINTS, count // 20):
+        # On a level it is chance which reading is the best: the last one that is as good, if there was no trend up to it.
+        slack = min(noise(flipped), 0.15 * (tail_level(flipped) - smooth[best]))
+        later = max(i for i in range(stop) if smooth[i] <= smooth[best] + slack) if slack > 0 else best
+        best = later if later >= 2 * MIN_POINTS and abs(monotone(flipped[: later + 1])) < LEVEL else best
     # A metric that only ever moved one way (KL, entropy at the start) has no level to leave.
     if best < max(MIN_POINTS, count // 20):
         return None

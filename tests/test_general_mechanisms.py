@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from rules.statistics import leaves, turn
 from tests.test_culprit import read
 
 
@@ -274,3 +275,27 @@ def test_another_programs_device_error_is_no_doubt_about_a_run(tmp_path: Path) -
     kernel = "[Sat May 17 09:01:19 2025] NVRM: Xid (PCI:0000:9b:00): 43, pid=991, name=jupyter, Ch 00000010\n"
     _, verdict = read(tmp_path, train_log=steps(40), dmesg_txt=kernel)
     assert verdict.layer == "none"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_level_is_left_wherever_its_best_reading_stands(seed: int) -> None:
+    noise = Random(seed)
+    values = [(0.5 if i < 45 else max(0.1, 0.5 - 0.013 * (i - 45))) + noise.gauss(0, 0.03) for i in range(100)]
+    spot = leaves(values, up=False, floor=1e-3, relative=0.15)
+    assert spot is not None and 45 <= spot.index <= 75
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_trend_from_the_first_reading_on_has_no_level_to_leave(seed: int) -> None:
+    noise = Random(seed)
+    assert turn([0.5 - 0.003 * i + noise.gauss(0, 0.02) for i in range(100)], up=False, floor=1e-3, relative=0.15) is None
+
+
+def test_a_balance_loss_that_vanishes(tmp_path: Path) -> None:
+    noise = Random(2)
+    log = "".join(
+        f"step {i} loss {5 * 0.995**i:.4f} router_aux_loss {1.01 + noise.gauss(0, 0.003) if i < 60 else max(1e-4, 1.01 * 0.85 ** (i - 60)):.5f}\n"
+        for i in range(140)
+    )
+    _, verdict = read(tmp_path, train_log=log)
+    assert verdict.cause == "moe-routing-collapse"
