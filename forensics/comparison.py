@@ -144,6 +144,8 @@ def compare(
         else analyze(run, lang=lang, tz=tz, rules=rules, redact=redact, hide_hosts=hide_hosts, progress=progress)
         for run in (a, b)
     ]
+    if not hide_hosts and not isinstance(a, Report) and not isinstance(b, Report):
+        _tell_apart(reports, Path(a), Path(b), redact)
     one, two = (_facts(report) for report in reports)
     groups: dict[str, list[Item]] = {"environment": [], "packages": [], "settings": [], "own": []}
     for key in sorted({*one, *two}):
@@ -153,6 +155,22 @@ def compare(
     for items in groups.values():
         items.sort(key=lambda item: (ORDER[item.state], item.key))
     return Comparison(reports[0], reports[1], **groups, metrics=_metrics(reports[0], reports[1]), lang=lang)
+
+
+def _tell_apart(reports: list[Report], a: Path, b: Path, redact: bool) -> None:
+    """Give two runs of one name (`logs`, often) as much of their paths as tells which is which."""
+    from forensics.redact import Redactor
+
+    models = [report.model for report in reports if report.model is not None]
+    if len({str(model.facts["run"]["name"]) for model in models}) == len(models):
+        return
+    one, two = a.resolve().parts, b.resolve().parts
+    same = next((n for n, (x, y) in enumerate(zip(reversed(one), reversed(two), strict=False)) if x != y), None)
+    if same is None or same > 3:
+        return
+    for model, parts in zip(models, (one, two), strict=True):
+        name = "/".join(parts[-same - 1 :])
+        model.facts["run"]["name"] = Redactor().text(name) if redact else name
 
 
 def group_of(key: str) -> str:

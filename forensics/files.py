@@ -22,10 +22,24 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)  # the name that the user gave
         raise
+
+
+def unwritable(path: Path) -> str:
+    """Why a file cannot be written there, with what to do about it; empty where nothing is known against it."""
+    folder = path.parent
+    if path.is_dir():
+        return f"{path}: is a directory; give a file name"
+    if not folder.is_dir():
+        return f"{folder}: no such directory; make it first (mkdir -p {folder})"
+    if not path.exists() and not os.access(folder, os.W_OK):
+        return f"{folder}: may not be written to; give another place"
+    return ""
 
 
 def write_text(path: Path, text: str) -> None:

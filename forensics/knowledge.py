@@ -130,7 +130,7 @@ def _toml(path: Path) -> dict[str, Any]:
     try:
         return read_toml(path)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PackError(f"{path}: {error}") from error
+        raise PackError(f"{path}: not a TOML file that can be read: {error}") from error
 
 
 def read_pack(path: Path) -> list[Signature]:

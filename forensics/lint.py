@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -59,6 +60,11 @@ def check(signature: Signature) -> Iterator[str]:
         yield "no hits: give at least one whole line that must match"
     if not signature.near_misses:
         yield "no near misses: give a similar line that must not match"
+    if signature.cause is not None and signature.cause not in load().causes:
+        near = difflib.get_close_matches(signature.cause, load().causes, 2, 0.5)
+        yield f"no such cause: {signature.cause}" + (
+            f"; did you mean {' or '.join(near)}?" if near else "; all causes: forensics explain --list"
+        )
     if not signature.title.get("en"):
         yield "no English title"
     if not signature.source:

@@ -71,7 +71,11 @@ def build(
     if redact:
         from forensics.redact import Redactor
 
-        model = model.redacted(Redactor(hosts=hide_hosts, names=run.hosts))
+        names = {*run.hosts}
+        if hide_hosts:
+            shown = (text for lines in model.page.context.values() for _, text in lines)
+            names |= Redactor.named((*shown, *(event.text for event in run.events)))
+        model = model.redacted(Redactor(hosts=hide_hosts, names=names))
     return model
 
 

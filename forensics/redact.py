@@ -185,6 +185,11 @@ _IP4 = lazy(r"(?<![\w.=-])(?:\d{1,3}\.){3}\d{1,3}(?![\w.-]*\d\.\d|\w)")
 _IP6 = lazy(
     r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){7}[0-9A-Fa-f]{1,4}(?![\w:])|(?<![\w:.])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5}::(?:[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5})?(?![\w:])"
 )
+# A host named as such in a line, though no source was told to be its: `host node-17`, `hostname=gpu3`, `on node r7i4n2`.
+_NAMED = re.compile(
+    r"(?i)\b(?:host(?:name)?|node(?:name)?|master_addr|server|machine)['\"]?\s{0,2}[=: ]\s{0,2}['\"]?"
+    r"(?P<v>(?=[a-z0-9-]{0,40}\d)(?!(?:rank|step|epoch|iter|pid|cuda|local)[-_]?\d)[a-z][a-z0-9-]{2,40}(?:\.[a-z0-9-]{1,40}){0,5})(?![\w-])"
+)
 _DOMAIN = r"(?:\.[A-Za-z0-9-]{1,63}){0,5}\.(?:local|internal|lan|com|net|org|edu|gov|io|cn|cluster|cloud)(?![\w-])"
 
 
@@ -206,6 +211,11 @@ class Redactor:
             else None
         )
         self._known = {n.lower() for n in known}
+
+    @staticmethod
+    def named(texts: Iterable[str]) -> set[str]:
+        """Host names that texts call so (`host node-17`), in lower case, without their domains."""
+        return {match["v"].partition(".")[0].lower() for text in texts for match in _NAMED.finditer(text)}
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -311,3 +311,40 @@ def test_rules_list_is_tab_separated() -> None:
     rows = [line.split("\t") for line in forensics("rules", "list", "--layer", "comms").stdout.decode().splitlines()]
     assert len(rows) > 10
     assert all(row[2].startswith("comms/") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("analyze", "{run}", "--json", "no/such/out.json"), "no/such: no such directory; make it first (mkdir -p no/such)"),
+        (("analyze", "{run}", "--html", "empty"), "empty: is a directory; give a file name"),
+        (("compare", "{run}", "{run}", "--html", "no/x.html"), "make it first"),
+        (("bulk", "empty", "--out", "fleet"), "no run found"),
+        (("explain",), "all causes: forensics explain --list"),
+        (("explain", "blah"), "all causes: forensics explain --list"),
+        (("explain", "gpu-fell-of-bus"), "did you mean gpu-fell-off-bus?"),
+        (("rules", "check", "bad.toml"), "did you mean infra/quota-exceeded"),
+        (("analyze", "{run}", "--rules", "broken.toml"), "not a TOML file"),
+        (("bulk",), "bulk --help"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_refusal_says_what_to_do_next(run: Path, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.toml").write_text("x = [")
+    (tmp_path / "bad.toml").write_text(
+        '[[signature]]\nid = "acme"\ncause = "infra/quota-exeeded"\nrole = "root"\nweight = 0.8\nsources = ["any"]\nliteral = ["(EQUOTA)"]\n'
+        'regex = "EQUOTA"\ntitle = { en = "x", zh = "x" }\nwhy = { en = "x", zh = "x" }\nsource = "x"\nbasis = "memory"\n'
+        'hits = ["a (EQUOTA) b"]\nnear_misses = ["a b"]\n'
+    )
+    done = forensics(*(str(run) if part == "{run}" else part for part in arguments), cwd=tmp_path)
+    said = (done.stderr + done.stdout).decode()
+    assert done.returncode == 2
+    assert says in said
+    assert "Traceback" not in said
+
+
+def test_every_cause_is_listed() -> None:
+    listed = forensics("explain", "--list").stdout.decode().splitlines()
+    assert len(listed) > 120
+    assert "infra/gpu-fell-off-bus\tGPU fell off the PCIe bus" in listed

@@ -38,6 +38,8 @@ def offline(monkeypatch):
         ["compare", "a", "b"],
         ["rules", "list"],
         ["probes"],
+        ["bulk", ".", "--out", "fleet", "--jobs", "1"],
+        ["collect", "--out", "collected"],
     ],
     ids=lambda value: value[0],
 )

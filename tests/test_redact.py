@@ -117,3 +117,17 @@ def test_long_lines_take_linear_time(unit: str) -> None:
     start = time.perf_counter()
     Redactor(hosts=True, names=["node1"]).text(text)
     assert time.perf_counter() - start < 3
+
+
+def test_a_host_that_only_a_line_names_is_hidden_with_the_known_ones(tmp_path):
+    from forensics import analyze
+
+    (tmp_path / "train.log").write_text(
+        "2026-03-01 10:00:00 INFO step 1 loss 2.31 host node-17\n2026-03-01 10:00:01 rank0 of node rank0 lost server r7i4n2.example.com\n"
+        "2026-03-01 10:00:05 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 3 has a total capacity of 79.15 GiB of which 1.62 MiB is free. node-17\n"
+    )
+    hidden = analyze(tmp_path, hide_hosts=True)
+    for text in (hidden.to_html(), hidden.to_json(), hidden.to_markdown()):
+        assert "node-17" not in text and "r7i4n2" not in text
+        assert "rank0" not in text or "node rank0" in hidden.to_html()
+    assert "node-17" in analyze(tmp_path).to_html()

@@ -149,7 +149,9 @@ def find(roots: Sequence[str | Path], out: Path | None, options: Options) -> tup
             left.append((path, "left" if reason.startswith("belongs") or "no file" in reason else "unreadable", reason))
     if not pairs:
         why = f" ({left[0][0]}: {left[0][2]})" if left else ""
-        raise Unusable(f"{', '.join(map(str, roots))}: no run found{why}")
+        raise Unusable(
+            f"{', '.join(map(str, roots))}: no run found{why}; give directories that hold runs' logs, or name the runs with --run-glob"
+        )
     several = len({tree.uri for tree, _ in pairs}) > 1
     bases = [tree.uri.rstrip("/").rpartition("/")[2] for tree, _ in pairs]
     paths = [f"{base}/{one.path}" if one.path and several else one.path or base for base, (_, one) in zip(bases, pairs, strict=True)]

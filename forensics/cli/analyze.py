@@ -58,6 +58,8 @@ def analyze(
     from forensics.analysis import analyze as library
     from forensics.cli.progress import progress_bar
 
+    writable(html, json, markdown, sarif, junit)
+
     with progress_bar(not quiet) as progress:
         report = library(
             run,
@@ -95,6 +97,16 @@ def first_look(verdict: Verdict) -> None:
     Console(stderr=True, highlight=False).print(
         f"First look at the ends of the files: {named} ({verdict.confidence:.0%}); reading the whole …", markup=False
     )
+
+
+def writable(*outputs: Path | None) -> None:
+    """Refuse outputs that could not be written, before any work is done for them."""
+    from forensics.evidence import Unusable
+    from forensics.files import unwritable
+
+    for path in outputs:
+        if path is not None and str(path) != "-" and (why := unwritable(path)):
+            raise Unusable(why)
 
 
 def put(path: Path, text: str) -> None:

@@ -69,7 +69,8 @@ def _fault(error: Exception) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(shown)
             return 2
-        _say(shown + "  (try: forensics --help)")
+        where = getattr(getattr(error, "ctx", None), "command_path", None) or "forensics"
+        _say(f"{shown}  (try: {where} --help)")
         return 2
     if isinstance(error, (Unusable, PackError)):
         _say(str(error))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forensics.cli.analyze import put
+from forensics.cli.analyze import put, writable
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +47,7 @@ def compare(
     from forensics.cli.progress import progress_bar
     from forensics.comparison import compare as library
 
+    writable(html, json, markdown)
     with progress_bar(not quiet) as progress:
         found = library(
             run_a,

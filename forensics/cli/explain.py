@@ -7,30 +7,46 @@ from typing import Annotated, Any
 
 import typer
 
-rules_app = typer.Typer(help="The signatures and rules that are known.", no_args_is_help=True, rich_markup_mode=None)
+rules_app = typer.Typer(
+    help="The signatures and rules that are known.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="Examples:\n\n  forensics rules list --layer comms\n\n  forensics rules check my-signatures.toml",
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    app.command("explain", epilog="Example: forensics explain infra/gpu-fell-off-bus")(explain)
+    app.command("explain", epilog="Examples:\n\n  forensics explain infra/gpu-fell-off-bus\n\n  forensics explain --list | grep ^comms")(
+        explain
+    )
     app.add_typer(rules_app, name="rules")
 
 
 def explain(
-    cause: Annotated[str, typer.Argument(help="A cause, as layer/cause-id or the bare id.")],
+    cause: Annotated[str, typer.Argument(help="A cause, as layer/cause-id or the bare id.")] = "",
     lang: Annotated[str, typer.Option(help="Language: en or zh.")] = "en",
+    every: Annotated[bool, typer.Option("--list", help="List all causes with their titles.")] = False,
 ) -> None:
     """Print what is known of a cause: how it shows itself, what it leads to, what confirms and excludes it, what to do."""
     from forensics.catalogue import describe, find
     from forensics.knowledge import load
 
+    if lang not in ("en", "zh"):
+        raise typer.BadParameter(f"{lang}: the languages are en and zh", param_hint="--lang")
     known = load()
+    if every:
+        for name, one in sorted(known.causes.items()):
+            typer.echo(f"{name}\t{one.texts[lang]['title']}")
+        return
+    if not cause:
+        raise typer.BadParameter("give a cause, such as infra/gpu-fell-off-bus; all causes: forensics explain --list", param_hint="CAUSE")
     found = find(known, cause)
     if not found:
         import difflib
 
         near = difflib.get_close_matches(cause.rpartition("/")[2], [name.partition("/")[2] for name in known.causes], 3)
-        hint = f"; did you mean {', '.join(near)}?" if near else "; see: forensics rules list"
+        hint = f"; did you mean {', '.join(near)}?" if near else "; all causes: forensics explain --list"
         raise typer.BadParameter(f"{cause}: no such cause{hint}", param_hint="CAUSE")
     for number, one in enumerate(found):
         typer.echo(("\n" if number else "") + describe(one, known, lang))

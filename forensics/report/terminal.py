@@ -44,6 +44,9 @@ def summary(model: PostMortem, lang: str = "en", width: int = 80) -> list[Text]:
             lines.append(_cut(Text("  ").append(quote.place, "cyan"), width))
             if quote.text.strip():
                 lines.append(_cut(Text("    ").append(quote.text.strip()), width))
+    unread = [row for row in v.page.files if not row.used and any("could not be read" in str(note) for note in row.notes)]
+    if unread:
+        lines.append(_cut(Text(w("files.unread", n=len(unread), first=t.visible(unread[0].path, 80)), "yellow"), width))
     remedies = [item for item in v.facts.get("remedies") or [] if item.get("do")]
     room = LINES - len(lines) - 2
     if remedies and room >= 1:

@@ -8,6 +8,7 @@ from typing import Any
 
 from forensics.report import text as t
 from forensics.report.model import Cited, PostMortem, RankRow, localise
+from forensics.report.notes import translate
 from forensics.report.words import Words
 
 LAYERS = ("infra", "data", "model", "training", "comms", "reward")
@@ -276,7 +277,7 @@ class View:
 
     def text(self, value: Any) -> str:
         """A text of the page part in this language."""
-        return str(localise(value, self.lang))
+        return translate(value, self.lang) if isinstance(value, str) else str(localise(value, self.lang))
 
     def cause(self, cause: Any) -> str:
         """`infra/gpu-hang` as words where no title came with it."""
