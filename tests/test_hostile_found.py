@@ -14,6 +14,9 @@ sys.path.insert(0, str(HERE))
 
 import targets  # noqa: E402
 
+import parsers  # noqa: E402
+from parsers.base import Head  # noqa: E402
+
 FOUND = sorted(path for path in (HERE / "found").glob("*") if path.is_file())
 
 
@@ -33,6 +36,24 @@ def test_every_target_takes_its_seeds_and_their_damaged_copies(name: str) -> Non
             break
         function(seed)
         function(seed[: len(seed) // 2] + b"\x00\xff" + seed[len(seed) // 2 :][::-1])
+
+
+@pytest.mark.parametrize("name", [name for name in targets.names() if name.startswith("file:")])
+def test_the_fuzzer_begins_with_files_that_the_reader_takes(name: str) -> None:
+    """Seeds that no reader recognises would leave coverage to luck."""
+    parser = next(p for p in parsers.load()[1] if p.name == name.partition(":")[2])
+    taken = 0
+    for seed in targets.seeds(name):
+        path, data = targets.NAMES[seed[0] % len(targets.NAMES)], seed[1:]
+        taken += parser.recognises(Head(path, data, data.decode("utf-8", "replace"))) > 0.5
+    assert taken
+
+
+@pytest.mark.parametrize("name", [name for name in targets.names() if name.startswith("line:")])
+def test_the_fuzzer_begins_with_lines_of_the_samples_and_tests(name: str) -> None:
+    parser = next(p for p in parsers.load()[0] if p.name == name.partition(":")[2])
+    pool = set(targets._lines())
+    assert any(seed[1:].split(b"\n")[0] in {line[:2500] for line in pool} for seed in targets.seeds(name)), parser.name
 
 
 NUMBER = re.compile(rb"\d[\d.,]*")

@@ -10,10 +10,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import json
+import pickle
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import parsers
 from parsers.base import Context, FileParser, Head, Line, LineParser, Rows, Source
@@ -32,6 +36,42 @@ NAMES = (
     "proc/sys/vm/swappiness", "docker-inspect.json", "nvidia-bug-report.log", "compute-apps.csv", "ulimit.txt", "collected.json",
     "nvidia-smi-q.txt", "environ.txt", "notes.txt",
 )  # fmt: skip
+
+
+def _event(step: int, value: float) -> bytes:
+    """A TensorBoard record with one scalar, checksums left empty."""
+    scalar = b"\x0a\x0c\x0a\x05loss1\x15" + struct.pack("<f", value) + b"\x18\x01"
+    body = b"\x09" + struct.pack("<d", 1.7e9 + step) + b"\x10" + bytes([step]) + b"\x2a" + bytes([len(scalar)]) + scalar
+    return struct.pack("<Q", len(body)) + b"\0\0\0\0" + body + b"\0\0\0\0"
+
+
+def _dump() -> dict[str, Any]:
+    entry = {"record_id": 0, "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": 1, "p2p_seq_id": 0, "op_id": 1,
+             "profiling_name": "nccl:all_reduce", "time_created_ns": 1_700_000_000_000_000_000, "input_sizes": [[4, 4]], "input_dtypes": ["Float"],
+             "output_sizes": [[4, 4]], "output_dtypes": ["Float"], "state": "scheduled", "timeout_ms": 600_000, "is_p2p": False,
+             "frames": [{"name": "step", "filename": "train.py", "line": 8}]}  # fmt: skip
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    status = {"0": {"last_enqueued_collective": 1, "last_started_collective": 1, "last_completed_collective": 0}}
+    return {"version": "2.5", "pg_config": groups, "pg_status": status, "entries": [entry, {**entry, "record_id": 1, "state": "completed"}]}
+
+
+# (file name, content) for readers whose formats stand in no sample, and in the tests as bytes made on the spot
+WHOLE: dict[str, tuple[tuple[str, bytes], ...]] = {
+    "nvidia-bug-report": (("nvidia-bug-report.log", b"Start of NVIDIA bug report log file.\n*** /proc/driver/nvidia/version\nNVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\n____\n\n/usr/bin/nvidia-smi -q\n"),),
+    "collected state": (("collected.json", b"# forensics collect: \nnofile 1024\nvm.swappiness = 60\n"),),
+    "collection's list": (("collected.json", b'{"schema": "forensics.collection/1", "notes": [{"file": "dmesg.txt", "why": "not installed"}]}'),),
+    "flight_recorder": (("nccl_trace_rank_0", pickle.dumps(_dump(), 4)), ("nccl_trace_rank_0", pickle.dumps(_dump(), 2)), ("run/rank_3.json", json.dumps(_dump()).encode())),
+    "swappiness": (("proc/sys/vm/swappiness", b"60\n"),),
+    "cgroup file": (("cgroup/memory.max", b"68719476736\n"), ("cgroup/memory.max", b"max\n")),
+    "docker inspect": (("docker-inspect.json", b'[{"Id": "ab", "State": {"OOMKilled": true, "ExitCode": 137}, "HostConfig": {"ShmSize": 67108864, "Memory": 0, "Ulimits": [{"Name": "memlock", "Hard": -1, "Soft": -1}]}, "Config": {"Env": ["NCCL_DEBUG=INFO"]}}]'),),
+    "ps list": (("ps.txt", b"root  4711 99.0  1.2 123456 65432 ? Rl 10:00 1:02 python train.py\nroot  4712  0.0  0.0 1234 654 ? S 10:00 0:00 python -m x\n"),),
+    "torchelastic-error": (("attempt_0/3/error.json", b'{"message": {"message": "RuntimeError: x", "extraInfo": {"py_callstack": "Traceback (most recent call last):\\n  File \\"t.py\\", line 3, in main\\nRuntimeError: x\\n", "timestamp": "1700000000"}}}'),),
+    "tensorboard": (("run/events.out.tfevents.1700000000.node1", b"\x18\0\0\0\0\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\xd8\x41\x1a\x0dbrain.Event:2\0\0\0\0" + _event(1, 2.5) + _event(2, 2.0)),),
+    "wandb": (("run-abc123.wandb", b":W&B\xe1\xbe\x00" + b"\0\0\0\0\x10\0\x01" + b"\x0a\x0e\x0a\x0c\x12\x05loss1\x1a\x032.5"),),
+    "mlflow": (("mlruns/0/abc/metrics/loss", b"1700000000000 2.5 1\n1700000001000 2.25 2\n"),),
+    "pip freeze": (("pip_freeze.txt", b"torch==2.6.0\nnumpy==1.26.4\n-e git+https://x/y@abc#egg=z\nfoo @ file:///tmp/foo.whl\n"),),
+    "json-config": (("config.json", b'{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 32000}'),),
+}  # fmt: skip
 
 
 def names() -> list[str]:
@@ -256,6 +296,8 @@ def _line_seeds(parser: LineParser) -> Iterator[bytes]:
 
 
 def _file_seeds(parser: FileParser) -> Iterator[bytes]:
+    for name, data in WHOLE.get(parser.name, ()):
+        yield bytes([NAMES.index(name)]) + data
     count = 0
     for label, text in texts():
         for number, name in enumerate((*NAMES, label) if count < SEEDS else ()):
