@@ -23,13 +23,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 3 has a total capacity of 79.15 GiB of which 1.62 MiB is free.\n"
 CHILD = """
-import json, resource, sys, time
+import json, re, sys, time
 from forensics import analyze
 report = analyze(sys.argv[1])
 page, document = report.to_html(), report.to_json()
 failed = [f.rule for f in report.run.findings if f.needs.startswith("the rule failed")]
 failed += [str(n) for i in report.run.files.values() for n in i.notes if "reader failed" in str(n)]
-print(json.dumps([report.verdict.cause, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, len(page.encode()), len(document.encode()), failed]))
+print(json.dumps([report.verdict.cause, time.process_time(), int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024, len(page.encode()), len(document.encode()), failed]))
 """
 
 
