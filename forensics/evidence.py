@@ -24,6 +24,7 @@ from parsers.base import Head
 
 CONTROL = bytes(byte for byte in range(32) if byte < 9 or 13 < byte < 27 or byte > 27)  # what text logs do not hold
 HEAD = 64 << 10
+HELD = 16 << 20  # bytes of files' beginnings that are kept from the listing to the reading
 NULS = 8 << 30
 MAX_FILES = 100_000
 MAX_DEPTH = 24
@@ -59,13 +60,32 @@ class Unusable(ValueError):
 
 @dataclass(slots=True)
 class Member:
-    """One file of the evidence."""
+    """One file of the evidence.  Its beginning, `head`, may be dropped by `forget` and is then read again when asked for."""
 
     path: str  # relative, with /
     real: Path
     info: FileInfo
-    head: Head
+    _head: Head | None = None
     index: list[tuple[int, int]] = field(default_factory=list)  # of a plain file some (line number, byte offset), filled as it is read
+
+    @property
+    def head(self) -> Head:
+        if self._head is None:
+            try:
+                with open_plain(self.real) as stream:
+                    self._head = _head_of(self.path, stream.read(HEAD))
+            except (OSError, EOFError, ValueError):  # it has vanished or been spoilt since it was listed
+                self._head = Head(self.path, b"", "")
+        return self._head
+
+    def forget(self) -> None:
+        """Drop the beginning: those of ten thousand files are a gigabyte."""
+        self._head = None
+
+
+def _head_of(path: str, data: bytes) -> Head:
+    coded = encoding(data)
+    return Head(path, data, data.decode(coded or "utf-8", "replace"))
 
 
 @dataclass
@@ -76,6 +96,7 @@ class Evidence:
     members: list[Member] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)  # (path, reason)
     notes: list[str] = field(default_factory=list)
+    held: int = 0  # bytes of files' beginnings in memory
     unpacked: int = 0  # bytes written by archives so far, nested ones included
 
     def note(self, path: str, text: str) -> None:
@@ -224,11 +245,10 @@ def _add(path: Path, name: str, evidence: Evidence) -> None:
     if not data:
         evidence.skipped.append((name, "empty"))
         return
-    coded = encoding(data)
-    text = data.decode(coded, "replace") if coded else data.decode("utf-8", "replace")
     rank, host, attempt = names(name)
     info = FileInfo(name, details.st_size, rank=rank, host=host, attempt=attempt, modified=details.st_mtime)
-    evidence.members.append(Member(name, path, info, Head(name, data, text)))
+    evidence.held += len(data)
+    evidence.members.append(Member(name, path, info, _head_of(name, data) if evidence.held < HELD else None))
 
 
 def _after_nuls(stream: io.BufferedIOBase, path: Path) -> bytes:

@@ -70,8 +70,8 @@ class Matcher:
         """The literals made ready for searching, on first use."""
         return Literals(self.literals)
 
-    def search(self, data: bytes, flooding: frozenset[int] = frozenset(), tail: bool = False) -> list[Hit]:
-        """(literal, start, end) of every occurrence, overlapping ones too; of flooding literals a few at each end.
+    def search(self, data: bytes, flooding: frozenset[int] = frozenset(), edge: int = EDGE, tail: bool = False) -> list[Hit]:
+        """(literal, start, end) of every occurrence, overlapping ones too; of flooding literals `edge` at each end, of readings some spread ones.
 
         Millions of hits that nobody reads would cost more than the search.
         """
@@ -80,7 +80,7 @@ class Matcher:
             if literal in self.readings:
                 hits.extend(_spread(data, self.literals[literal], literal, DENSE if tail else SPREAD, LATEST if tail else 0))
             else:
-                hits.extend(_edges(data, self.literals[literal], literal))
+                hits.extend(_edges(data, self.literals[literal], literal, edge))
         return hits
 
     def confirm(self, number: int, text: str) -> dict[str, str] | None:
@@ -126,16 +126,16 @@ def compiled(signature: Signature) -> Any:
     return regex.compile(signature.pattern)
 
 
-def _edges(data: bytes, literal: bytes, number: int) -> Iterator[Hit]:
+def _edges(data: bytes, literal: bytes, number: int, edge: int) -> Iterator[Hit]:
     """The first and last few occurrences of a literal."""
     at = -1
-    for _ in range(EDGE):
+    for _ in range(edge):
         at = data.find(literal, at + 1)
         if at < 0:
             return
         yield number, at, at + len(literal)
     last, end = at, len(data)
-    for _ in range(EDGE):
+    for _ in range(edge):
         end = data.rfind(literal, last + 1, end)
         if end < 0:
             return

@@ -14,6 +14,7 @@ import parsers
 from forensics import blocks, join
 from forensics.clock import align
 from forensics.evidence import Evidence, Member, is_text
+from forensics.floods import Shared
 from forensics.matcher import Matcher
 from forensics.odd_stamps import finder
 from forensics.run import Run
@@ -75,19 +76,20 @@ class Reader:
         total = sum(member.info.size for member in evidence.members)
         done = 0
         rows: dict[str, Rows] = {}
-        hits: Counter[int] = Counter()  # per literal over all logs: what floods a run is thinned however many files share it
+        shared = Shared()
         with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as aside:
             # Large tables are the dataframe engine's work, which leaves the interpreter free for the logs meanwhile.
             tables = {
-                member.path: aside.submit(self._file, member, pool, Counter())
+                member.path: aside.submit(self._file, member, pool, Shared())
                 for member in evidence.members
                 if member.info.size >= SMALL and self._claim(member) is not None
             }
             for member in evidence.members:
                 if progress:
                     progress(member.path, done, total)
-                rows[member.path] = tables[member.path].result() if member.path in tables else self._file(member, pool, hits)
+                rows[member.path] = tables[member.path].result() if member.path in tables else self._file(member, pool, shared)
                 done += member.info.size
+                member.forget()
         run = Run(evidence.name)
         run.files = {member.path: member.info for member in evidence.members}
         clocks = align(rows, run.files, zone)
@@ -96,7 +98,7 @@ class Reader:
             progress("", total, total)
         return run
 
-    def _file(self, member: Member, pool: ThreadPoolExecutor, hits: Counter[int]) -> Rows:
+    def _file(self, member: Member, pool: ThreadPoolExecutor, shared: Shared) -> Rows:
         rows = Rows(member.path)
         info = member.info
         claimed = self._claim(member)
@@ -113,7 +115,7 @@ class Reader:
             info.notes.append("binary, of no kind that is read here")
             return rows
         if claimed is None or claimed.scan:
-            self._scan(member, rows, pool, claimed, hits)
+            self._scan(member, rows, pool, claimed, shared)
         info.notes.extend(rows.notes)
         return rows
 
@@ -128,12 +130,12 @@ class Reader:
                 best, parser = sure, candidate
         return parser
 
-    def _scan(self, member: Member, rows: Rows, pool: ThreadPoolExecutor, claimed: FileParser | None, hits: Counter[int]) -> None:
+    def _scan(self, member: Member, rows: Rows, pool: ThreadPoolExecutor, claimed: FileParser | None, shared: Shared) -> None:
         info = member.info
         lines = member.head.lines[:160]
         kinds = set(kinds_of(lines[:SAMPLE]))
         size = 0 if blocks.is_compressed(member.real) else info.size
-        scan = Scan(self.matcher, rows, frozenset(kinds), survey(lines), find=finder(lines), size=size, total=hits)
+        scan = Scan(self.matcher, rows, frozenset(kinds), survey(lines), find=finder(lines), size=size, shared=shared)
         with blocks.open_again(member.real, rows.note) as stream:
             scan.run(blocks.blocks(stream, on_error=rows.note, count=False), pool if info.size >= SMALL else None)
         edges(rows, member.head.text, scan.carry, scan.carry_line, scan.find)

@@ -1,8 +1,7 @@
 """One pass over a text file: literals found in whole blocks, and Python objects only for the lines that hold one.
 
 While a block's lines are looked at, the next one is read and its line ends are counted on another thread.  Signatures and
-parsers' triggers share one search.  What one literal may cost is bounded: past `FLOOD` lines of one file only the first and last
-few of each block are looked at, and the rest are counted.
+parsers' triggers share one search.  What one literal may cost is bounded (`forensics.floods`).
 """
 
 from __future__ import annotations
@@ -18,23 +17,14 @@ from typing import Any
 import numpy as np
 
 from forensics.blocks import Block
+from forensics.floods import Floods, Shared
 from forensics.literals import Hit
-from forensics.matcher import DENSE, EDGE, LATEST, PATIENCE, SPREAD, Matcher
+from forensics.matcher import PATIENCE, Matcher
 from forensics.stamps import find_stamp
 from parsers.base import Context, Event, Line, Rows, Stamp
 from parsers.prefixes import Style, clean, strip
 from rules.base import Signature
 
-# Lines of one file per literal that are read one by one before thinning sets in, in files below and above LARGE bytes; and
-# the same for literals of parsers that take readings from every line (metrics).
-FLOOD = (5_000, 400)
-READINGS = (8_000, 1_000)
-LARGE = 64 << 20
-SHARED = 2_000  # lines per literal that all small files of a run together show before each shows its first and last
-ALL = 3  # times the first figure that all files of a run together may hold before the same sets in
-HEAVY = 500  # hits of a block from which leaving a thinned literal out of the search pays for making the search anew
-SMALL = 1 << 20  # a file below this shows one line at each end of a literal that floods its run
-TAIL = 16 << 20  # the last bytes of a file, where the crash is: readings are spread more densely there
 KEPT = 120  # confirmed lines per signature and file that are kept, at each end
 TEXT = 32 << 10  # bytes of one segment that are looked at
 LONG = (8 << 20, 4 << 10)  # of a file's segments above the second figure: bytes looked at before only so much of each is read
@@ -59,8 +49,6 @@ class Scan:
     style: Style
     lines: int = 0
     read: int = 0  # bytes
-    counts: Counter[int] = field(default_factory=Counter)  # hits per literal in this file
-    total: Counter[int] = field(default_factory=Counter)  # and in all files of the run so far
     confirmed: Counter[int] = field(default_factory=Counter)  # per signature
     late: dict[int, deque[Event]] = field(default_factory=dict)
     seen_kinds: Counter[str] = field(default_factory=Counter)
@@ -72,19 +60,17 @@ class Scan:
     stamped: int = 0
     before: bytes = b""
     find: Callable[[str], Stamp | None] = find_stamp  # see forensics.odd_stamps
-    over: frozenset[int] = frozenset()  # literals of readings past their limit
-    flooding: frozenset[int] = frozenset()  # literals that are left out of the search
     next_line: int = 1  # number of the line that the next block begins with
     size: int = 0  # bytes of the file, 0 where unknown (compressed)
+    shared: Shared = field(default_factory=Shared)  # with the other logs of the run
     long: int = 0  # bytes looked at of long segments
     index: list[tuple[int, int]] = field(default_factory=list)  # (line number, offset in what was read) every INDEXED lines
 
     def run(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> None:
         """Read all blocks of the file; with a pool the next one is read ahead on it."""
+        floods = Floods(self.matcher, self.shared, self.size)
         for block, ends, following in _ahead(blocks, pool):
-            tail = bool(self.size) and self.size - self.read - len(block.data) < TAIL
-            hits = self.matcher.search(block.data, self.flooding, tail)
-            self.block(block, ends, self._thinned(hits, len(block.data), tail) if hits else hits, following)
+            self.block(block, ends, floods.hits(block.data, self.read), following)
         for number, events in self.late.items():
             self.rows.events.extend(events)
             dropped = self.confirmed[number] - KEPT - len(events)
@@ -141,60 +127,9 @@ class Scan:
         """How many bytes of one segment are looked at."""
         return TEXT if self.long < LONG[0] else LONG[1]
 
-    def _thinned(self, hits: list[Hit], size: int, tail: bool) -> list[Hit]:
-        """The hits of a block of `size` bytes that are looked at, by their starts; literals of a flood are marked to be left out of the next searches."""
-        per_literal = Counter(hit[0] for hit in hits)
-        large = max(self.size, self.read) > LARGE
-        small = 0 < self.size < SMALL
-        total = self.total
-        total.update(per_literal)
-        edge = 1 if small or (large and not tail) else EDGE
-        limit = ALL * FLOOD[0] if not small else SHARED
-        over: set[int] = set()
-        plans: dict[
-            int, tuple[int, int, int]
-        ] = {}  # of a literal's hits in the block: how many first ones, each how manieth, how many last ones
-        for literal, count in per_literal.items():
-            self.counts[literal] += count
-            if literal in self.matcher.readings:
-                shared = small and total[literal] - self.counts[literal] > ALL * READINGS[0]
-                if shared or literal in self.over:
-                    wanted, latest = (DENSE, LATEST) if tail and not shared else (SPREAD, 0)
-                    if literal not in self.flooding and count > 2 * wanted:
-                        plans[literal] = (0, wanted, latest)
-                elif self.counts[literal] > READINGS[large] or total[literal] > ALL * READINGS[0]:
-                    over.add(literal)
-            elif count > 2 * edge and (literal in self.matcher.sparse or self.counts[literal] > FLOOD[large] or total[literal] > limit):
-                plans[literal] = (edge, 0, edge)
-        self.over |= over
-        self.flooding |= {literal for literal in over.union(plans) if per_literal[literal] > HEAVY}
-        # Where a flood has ended its literal is searched for again.
-        self.flooding -= {
-            literal for literal in self.flooding if per_literal[literal] < (SPREAD if literal in self.matcher.readings else 2 * EDGE)
-        }
-        if plans:
-            seen: Counter[int] = Counter()
-            parts: dict[int, int] = {}
-            kept = []
-            for hit in hits:
-                literal = hit[0]
-                plan = plans.get(literal)
-                if plan is not None:
-                    seen[literal] += 1
-                    first, spread, last = plan
-                    if first < seen[literal] <= per_literal[literal] - last:
-                        # The first hit of each part of the block: literals of one line agree on the lines, whatever their number.
-                        part = hit[1] * spread // size
-                        if not spread or parts.get(literal) == part:
-                            continue
-                        parts[literal] = part
-                kept.append(hit)
-            hits = kept
-        hits.sort(key=lambda hit: hit[1])
-        return hits
-
     def _segment(self, reader: _Reader, begin: int, end: int, number: int, literals: set[int]) -> None:
         line = reader.line(begin, end, number)
+        before = (len(self.rows.events), len(self.rows.metrics))
         signatures: set[int] = set()
         parsers: set[int] = set()
         for literal in literals:
@@ -215,6 +150,10 @@ class Scan:
                 groups = self.matcher.confirm(which, line.full)
             if groups is not None:
                 self._keep(which, signature, line, groups)
+        if (len(self.rows.events), len(self.rows.metrics)) != before:
+            self.shared.said.update(literals)
+        else:
+            self.shared.silent.update(literals)
 
     def _parse(self, reader: _Reader, line: Line, begin: int, end: int, parsers: list[int]) -> None:
         rows = self.rows

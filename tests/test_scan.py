@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forensics import matcher
+from forensics import floods, matcher
 from forensics import scan as module
 from forensics.blocks import blocks
 from forensics.matcher import Matcher
@@ -97,7 +97,7 @@ def test_a_parser_that_fails_costs_a_note():
 
 
 def test_a_flood_is_bounded_and_counted(monkeypatch):
-    monkeypatch.setattr(module, "FLOOD", (50, 50))
+    monkeypatch.setattr(floods, "FLOOD", (50, 50))
     monkeypatch.setattr(module, "KEPT", 10)
     data = b"".join(b"BOOM %d\n" % n for n in range(3000))
     rows, _ = read(data, [signature()], size=1 << 12)
@@ -107,9 +107,10 @@ def test_a_flood_is_bounded_and_counted(monkeypatch):
 
 
 def test_readings_are_spread_and_complete_at_the_end(monkeypatch):
-    monkeypatch.setattr(module, "READINGS", (100, 100))
-    monkeypatch.setattr(module, "TAIL", 5000)
-    for where in (module, matcher):
+    monkeypatch.setattr(floods, "READINGS", (100, 100))
+    monkeypatch.setattr(floods, "TAIL", 5000)
+    monkeypatch.setattr(floods, "SMALL", 0)
+    for where in (floods, matcher):
         monkeypatch.setattr(where, "LATEST", 150)
     seen = []
 
