@@ -43,6 +43,7 @@ def hosts_and_ranks(run: Run) -> None:
     _file_hosts(run, named)
     _pods(run, named)
     _ray_tracebacks(run)
+    _spawned(run)
     _global_ranks(run)
     process_rank = _process_ranks(run)
     for path, info in run.files.items():
@@ -140,6 +141,18 @@ def _ray_tracebacks(run: Run) -> None:
             continue
         head = heads[event.source][at]
         event.pid, event.host = head.pid, event.host or head.host
+
+
+def _spawned(run: Run) -> None:
+    """What stands below `-- Process 2 terminated with the following error:` is that process's, whose number is its rank on one node."""
+    heads = {(e.source, e.line): e.fields["local_rank"] for e in run.kind("exit") if e.fields.get("source") == "spawn"}
+    if not heads or len({info.host for info in run.files.values() if info.host}) > 1:
+        return
+    for event in run.events:
+        if event.rank is None and event.kind in ("traceback", "exception", "gpu_oom", "signature"):
+            above = [line for source, line in heads if source == event.source and 0 < event.line - line <= RAY_REACH]
+            if above:
+                event.rank = int(heads[event.source, max(above)])
 
 
 def _global_ranks(run: Run) -> None:

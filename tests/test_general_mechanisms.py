@@ -299,3 +299,11 @@ def test_a_balance_loss_that_vanishes(tmp_path: Path) -> None:
     )
     _, verdict = read(tmp_path, train_log=log)
     assert verdict.cause == "moe-routing-collapse"
+
+
+def test_the_error_below_a_spawned_process_is_its_own(tmp_path: Path) -> None:
+    _, verdict = read(
+        tmp_path,
+        train_log=steps(10) + "\n-- Process 2 terminated with the following error:\n" + traceback("ZeroDivisionError: division by zero"),
+    )
+    assert verdict.rank == 2
