@@ -72,8 +72,7 @@ class Member:
     def head(self) -> Head:
         if self._head is None:
             try:
-                with open_plain(self.real) as stream:
-                    self._head = _head_of(self.path, stream.read(HEAD))
+                self._head = _head_of(self.path, _beginning(self.real))
             except (OSError, EOFError, ValueError):  # it has vanished or been spoilt since it was listed
                 self._head = Head(self.path, b"", "")
         return self._head
@@ -81,6 +80,12 @@ class Member:
     def forget(self) -> None:
         """Drop the beginning: those of ten thousand files are a gigabyte."""
         self._head = None
+
+
+def _beginning(path: Path) -> bytes:
+    with open_plain(path) as stream:
+        data = stream.read(HEAD)
+        return _after_nuls(stream, path) if len(data) == HEAD and not data.strip(b"\0") else data
 
 
 def _head_of(path: str, data: bytes) -> Head:
@@ -112,14 +117,18 @@ def gather(run: Path) -> Iterator[Evidence]:
 
     Raises Unusable when there is nothing to read.
     """
-    if not run.exists():
-        raise Unusable(f"{run}: no such file or directory")
+    try:
+        run.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise Unusable(f"{run}: no such file or directory; give a run's directory, one log file or an archive") from None
+    except (OSError, ValueError) as error:
+        raise Unusable(f"{run}: may not be read ({getattr(error, 'strerror', None) or error})") from None
     evidence = Evidence(run.resolve().name or "run")
     folders: list[Path] = []
     try:
         if run.is_dir():
             if not os.access(run, os.R_OK | os.X_OK):
-                raise Unusable(f"{run}: may not be read")
+                raise Unusable(f"{run}: may not be read; ask its owner, or run as a user who may")
             _walk(run, "", evidence, folders)
         elif not stat.S_ISREG(run.stat().st_mode):
             raise Unusable(f"{run}: neither a directory nor a regular file")
@@ -133,7 +142,7 @@ def gather(run: Path) -> Iterator[Evidence]:
         evidence.members.sort(key=lambda member: member.path)
         if not evidence.members:
             reason = "; ".join(f"{path}: {why}" for path, why in evidence.skipped[:3]) or "it is empty"
-            raise Unusable(f"{run}: nothing to read ({reason})")
+            raise Unusable(f"{run}: nothing to read ({reason}); give the directory that holds the run's logs")
         yield evidence
     finally:
         for folder in folders:
@@ -232,10 +241,7 @@ def _file(path: Path, name: str, evidence: Evidence, folders: list[Path]) -> Non
 def _add(path: Path, name: str, evidence: Evidence) -> None:
     try:
         details = path.stat()
-        with open_plain(path) as stream:
-            data = stream.read(HEAD)
-            if len(data) == HEAD and not data.strip(b"\0"):
-                data = _after_nuls(stream, path)
+        data = _beginning(path)
     except (OSError, EOFError, ValueError) as error:
         evidence.skipped.append((name, f"could not be read: {getattr(error, 'strerror', None) or error}"))
         return

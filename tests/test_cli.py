@@ -316,6 +316,8 @@ def test_rules_list_is_tab_separated() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (("analyze", "nowhere"), "give a run's directory, one log file or an archive"),
+        (("analyze", "empty"), "nothing to read (it is empty); give the directory"),
         (("analyze", "{run}", "--json", "no/such/out.json"), "no/such: no such directory; make it first (mkdir -p no/such)"),
         (("analyze", "{run}", "--html", "empty"), "empty: is a directory; give a file name"),
         (("compare", "{run}", "{run}", "--html", "no/x.html"), "make it first"),

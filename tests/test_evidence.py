@@ -91,3 +91,16 @@ def test_a_log_behind_a_megabyte_of_nuls_is_read(tmp_path, hole):
     with gather(tmp_path) as found:
         assert found.members[0].head.text.startswith("2026-03-01 10:00:00 step 1")
         assert is_text(found.members[0].head.data)
+        found.members[0].forget()
+        assert found.members[0].head.text.startswith("2026-03-01 10:00:00 step 1")
+
+
+def test_what_may_not_be_looked_at_is_refused_in_one_line(tmp_path, monkeypatch):
+    import pathlib
+
+    def deny(self, **more):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(pathlib.Path, "stat", deny)
+    with pytest.raises(Unusable, match=r"may not be read \(Permission denied\)"), gather(tmp_path / "x.log"):
+        pass
