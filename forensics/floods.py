@@ -21,7 +21,9 @@ LARGE = 64 << 20
 ALL = 3  # times the first figure that all files of a run together may hold before the same sets in
 SMALL = 1 << 20  # a file below this shows one line at each end of a literal that floods its run
 SHARED = 2_000  # lines per literal that all small files of a run together show before that
-HEAVY = 500  # hits of a block from which leaving a thinned literal out of the search pays for making the search anew
+# Hits of a block from which leaving a thinned literal out of the search pays for making the search anew: with more than AHEAD bytes
+# of the file to come, and with less.
+HEAVY, AHEAD = (60, 500), 128 << 20
 TAIL = 16 << 20  # the last bytes of a file, where the crash is: more is looked at there
 MANY = 256  # small files from which each shows only FEW readings, spread and last ones, once the run has shown enough
 FEW = 2
@@ -83,13 +85,14 @@ class Floods:
         if not hits and not self.flooding:
             return hits
         per_literal = Counter([hit[0] for hit in hits])
-        plans = self._plans(per_literal, large and not tail, tail, edge)
+        heavy = HEAVY[self.size - before < AHEAD]
+        plans = self._plans(per_literal, large and not tail, tail, edge, heavy)
         if plans:
             hits = self._thinned(hits, per_literal, plans, len(data))
         hits.sort(key=_start)
         return hits
 
-    def _plans(self, per_literal: Counter[int], large: bool, tail: bool, edge: int) -> dict[int, tuple[int, int, int]]:
+    def _plans(self, per_literal: Counter[int], large: bool, tail: bool, edge: int, heavy: int) -> dict[int, tuple[int, int, int]]:
         """Of literals past their limits: how many hits are taken at the block's start, spread over it, and at its end."""
         matcher, total = self.matcher, self.shared.total
         total.update(per_literal)
@@ -119,7 +122,7 @@ class Floods:
             self.shared.small_file(thinned, self.flooding - per_literal.keys())
         else:
             self.over |= over
-            self.flooding |= {literal for literal in over.union(plans) if per_literal[literal] > HEAVY}
+            self.flooding |= {literal for literal in over.union(plans) if per_literal[literal] > heavy}
             # Where a flood has ended its literal is searched for again.
             self.flooding -= {
                 literal for literal in self.flooding if per_literal[literal] < (SPREAD if literal in matcher.readings else 2 * edge)

@@ -1,9 +1,11 @@
 """Time the analysis of a big run against ripgrep with signatures, `wc -l` and lnav, in one run and one table.
 
-    python tests/benchmarks/bench_big_run.py [--run DIR] [--megabytes 945] [--signatures FILE] [--repeat 3]
+    python tests/benchmarks/bench_big_run.py [--run DIR] [--megabytes 945] [--signatures FILE] [--split 2000] [--repeat 3]
 
-Without --run a run is made (train log of several writers, kernel log, GPU samples).  Without --signatures ripgrep gets the
-literals of the project's own packs.  Figures are whole-process wall and CPU seconds (median) and peak memory; quote ratios.
+Without --run a run is made (train log of several writers, kernel log, GPU samples).  ripgrep searches for all literals of the
+project's own packs and parsers, and with --signatures for the regular expressions of that file too.  --split cuts the train log into
+that many rank files beside the others and times that run as well.  The commands take turns, so that a machine whose speed drifts
+does not favour one.  Figures are whole-process wall and CPU seconds (median) and peak memory; quote ratios.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ from pathlib import Path
 SCAN = """
 import sys
 from pathlib import Path
-from forensics import blocks, knowledge
+from forensics import blocks
 from forensics.analysis import reader_for
+from forensics.floods import Floods, Shared
 matcher = reader_for(()).matcher
 for path in sorted(p for p in Path(sys.argv[1]).iterdir() if p.is_file()):
+    floods, before = Floods(matcher, Shared(), path.stat().st_size), 0
     with path.open("rb") as stream:
         for block in blocks.blocks(stream, count=False):
-            matcher.search(block.data)
+            floods.hits(block.data, before)
+            before += len(block.data)
 """
 
 
@@ -92,17 +97,26 @@ def make_run(folder: Path, megabytes: int) -> None:
             )
 
 
-def measure(command: list[str], repeat: int) -> tuple[float, float, float]:
-    """(median wall seconds, median CPU seconds, largest peak in MB) of a command."""
-    walls, cpus, peak = [], [], 0.0
-    for _ in range(repeat):
-        started = time.perf_counter()
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        _, _, usage = os.wait4(child.pid, 0)
-        walls.append(time.perf_counter() - started)
-        cpus.append(usage.ru_utime + usage.ru_stime)
-        peak = max(peak, usage.ru_maxrss / 1024)
-    return statistics.median(walls), statistics.median(cpus), peak
+def split(run: Path, target: Path, parts: int) -> None:
+    """The run with its largest file cut into `parts` rank files at line ends."""
+    files = sorted((p for p in run.iterdir() if p.is_file()), key=lambda p: p.stat().st_size)
+    for path in files[:-1]:
+        (target / path.name).symlink_to(path.resolve())
+    size = files[-1].stat().st_size // parts + 1
+    with files[-1].open("rb") as log:
+        for number in range(parts):
+            piece = log.read(size) + log.readline()
+            (target / f"rank_{number:05d}.log").write_bytes(piece)
+
+
+def measure(command: list[str]) -> tuple[float, float, float]:
+    """(wall seconds, CPU seconds, peak in MB) of a command."""
+    started = time.perf_counter()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    if os.waitstatus_to_exitcode(status) not in (0, 1):  # ripgrep and lnav say 1 where nothing matched
+        raise SystemExit(f"{command[0]} failed: {' '.join(command[:6])}")
+    return time.perf_counter() - started, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -110,6 +124,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path)
     parser.add_argument("--megabytes", type=int, default=945)
     parser.add_argument("--signatures", type=Path)
+    parser.add_argument("--split", type=int, default=0)
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
@@ -118,29 +133,36 @@ def main() -> None:
             run = Path(made, "run")
             run.mkdir()
             make_run(run, options.megabytes)
-        signatures = options.signatures
-        fixed = []
-        if signatures is None:
-            from forensics.knowledge import load
+        from forensics.analysis import reader_for
 
-            signatures, fixed = Path(made, "signatures.txt"), ["-F"]
-            signatures.write_text("\n".join(sorted({text for s in load().signatures for text in s.literals})) + "\n")
+        own = Path(made, "own.txt")
+        own.write_bytes(b"\n".join(reader_for(()).matcher.literals) + b"\n")
         files = [str(path) for path in sorted(run.iterdir()) if path.is_file()]
         size = sum(os.path.getsize(path) for path in files) / 1e6
-        commands = {"forensics analyze (whole)": [sys.executable, "-m", "forensics", "analyze", str(run), "--json", os.devnull, "--quiet"]}
+        analyze = [sys.executable, "-m", "forensics", "analyze", "--json", os.devnull, "--quiet"]
+        commands = {"forensics analyze (whole)": [*analyze, str(run)]}
+        if options.split:
+            pieces = Path(made, "split")
+            pieces.mkdir()
+            split(run, pieces, options.split)
+            commands[f"the same as {options.split} files"] = [*analyze, str(pieces)]
         commands["forensics scan alone"] = [sys.executable, "-c", SCAN, str(run)]
         if shutil.which("rg"):
-            commands["ripgrep, same signatures"] = ["rg", "-c", *fixed, "-f", str(signatures), str(run)]
+            commands["ripgrep, the same literals"] = ["rg", "-c", "-F", "-f", str(own), str(run)]
+            if options.signatures:
+                commands["ripgrep, --signatures"] = ["rg", "-c", "-f", str(options.signatures), str(run)]
         commands["wc -l"] = ["wc", "-l", *files]
         if shutil.which("lnav"):
             commands["lnav (no interface)"] = ["lnav", "-n", "-c", ":write-csv-to /dev/null", *files]
         print(f"{size:.0f} MB in {len(files)} files, median of {options.repeat}\n")
-        print(f"{'':28}{'wall s':>8}{'CPU s':>8}{'peak MB':>9}{'x ripgrep':>11}")
-        results = {name: measure(command, options.repeat) for name, command in commands.items()}
-        base = results.get("ripgrep, same signatures", (0.0, 0.0, 0.0))[0]
-        for name, (wall, cpu, peak) in results.items():
-            ratio = f"{wall / base:.1f}" if base else "-"
-            print(f"{name:28}{wall:8.2f}{cpu:8.2f}{peak:9.0f}{ratio:>11}")
+        rounds = [{name: measure(command) for name, command in commands.items()} for _ in range(options.repeat)]
+        peers = [name for name in commands if name.startswith("ripgrep")]
+        print(f"{'':28}{'wall s':>8}{'CPU s':>8}{'peak MB':>9}" + "".join(f"{'x ' + peer:>30}" for peer in peers))
+        for name in commands:
+            wall, cpu = (statistics.median(r[name][at] for r in rounds) for at in (0, 1))
+            ratios = [statistics.median(r[name][0] / r[peer][0] for r in rounds) for peer in peers]
+            peak = max(r[name][2] for r in rounds)
+            print(f"{name:28}{wall:8.2f}{cpu:8.2f}{peak:9.0f}" + "".join(f"{ratio:30.1f}" for ratio in ratios))
 
 
 if __name__ == "__main__":
