@@ -84,12 +84,13 @@ class Reader:
                 for member in evidence.members
                 if member.info.size >= SMALL and self._claim(member) is not None
             }
-            for member in evidence.members:
+            for member in sorted(evidence.members, key=lambda member: member.path in tables):
                 if progress:
                     progress(member.path, done, total)
                 rows[member.path] = tables[member.path].result() if member.path in tables else self._file(member, pool, shared)
                 done += member.info.size
                 member.forget()
+        rows = {member.path: rows[member.path] for member in evidence.members}
         run = Run(evidence.name)
         run.files = {member.path: member.info for member in evidence.members}
         clocks = align(rows, run.files, zone)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from forensics.blocks import blocks
@@ -82,10 +83,10 @@ FAILED_LINE = lazy(
     r"Unable to determine the device handle|Failed to initialize NVML|NVIDIA-SMI has failed|No devices were found|GPU is lost|couldn't communicate"
 )
 HEADER_WORDS = (b"timestamp", b"index", b"memory.", b"utilization", b"_pct", b"power")
-LETTER_FIRST = lazy(rb"^[A-Za-z]", re.M)
 STAMP_CELL = lazy(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d")
 PCI = lazy(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 MAX_EVENTS = 200
+MAX_HEADER = 64 << 10  # bytes of a header line
 
 
 def canonical_pci(text: str) -> str | None:
@@ -130,17 +131,21 @@ def _header(line: str) -> list[str] | None:
     return None
 
 
-def _headers(data: bytes, lines: list[str]) -> list[int]:
-    """Numbers (from 0) of the lines that are headers."""
-    found: list[int] = []
-    if not any(word in data for word in HEADER_WORDS):  # a search of the whole block costs less than a look at each line
-        return found
-    number = at = 0
-    for match in LETTER_FIRST.finditer(data):
-        number += data.count(b"\n", at, match.start())
-        at = match.start()
-        if number < len(lines) and _header(lines[number]):
-            found.append(number)
+def _headers(data: bytes) -> list[tuple[int, int, int, list[str]]]:
+    """Lines that are headers: number (from 0), where each begins and the next line begins, and the names of its columns."""
+    array = np.frombuffer(data, dtype=np.uint8)
+    begins = np.concatenate(([0], np.flatnonzero(array == 10) + 1))
+    begins = begins[begins < len(data)]
+    # A header begins with a letter, as few rows do; compared by the column, a day of samples is looked through in no time.
+    candidates = np.flatnonzero(((array[begins] | 0x20) >= 97) & ((array[begins] | 0x20) <= 122))
+    found: list[tuple[int, int, int, list[str]]] = []
+    for number in candidates.tolist():
+        begin = int(begins[number])
+        end = data.find(b"\n", begin, begin + MAX_HEADER)
+        line = data[begin : end if end >= 0 else begin + MAX_HEADER]
+        names = _header(line.decode("utf-8", "replace")) if any(word in line for word in HEADER_WORDS) else None
+        if names:
+            found.append((number, begin, begin + len(line) + 1, names))
     return found
 
 
@@ -219,32 +224,33 @@ def parse(source: Source, rows: Rows) -> None:
     odd = 0
     with source.open() as stream:
         for block in blocks(stream, on_error=rows.note):
-            lines = block.data.decode("utf-8", "replace").split("\n")
-            at = 0
+            data = block.data
             if names is None:
-                found = next(((n, h) for n, line in enumerate(lines[:50]) if (h := _header(line))), None)
-                if found:
-                    names = found[1]
-                else:
+                lines = data[: MAX_HEADER * 4].decode("utf-8", "replace").split("\n")
+                names = next((h for line in lines[:50] if (h := _header(line))), None)
+                if names is None:
                     sample = [_cells(line) for line in lines[:200] if "," in line]
                     width = max((len(row) for row in sample), default=0)
                     names = guess([row for row in sample if len(row) == width]) if width else []
                     rows.note("no header: the columns were told by their values")
             # A restarted logger writes its header again, perhaps with other columns.
-            cuts = _headers(block.data, lines)
-            for cut in [*cuts, len(lines)]:
-                if cut > at:
-                    odd += _rows(lines[at:cut], block.first_line + at, names, rows, seen)
-                if cut < len(lines):
-                    names = _header(lines[cut]) or names
-                at = cut + 1
+            at, line = 0, block.first_line
+            for number, begin, following, header in _headers(data):
+                if begin > at:
+                    odd += _rows(data[at:begin], line, names, rows, seen)
+                names, at, line = header, following, block.first_line + number + 1
+            if at < len(data):
+                odd += _rows(data[at:], line, names, rows, seen)
     if odd:
         rows.note(f"{odd} lines are no rows of samples")
 
 
-def _rows(lines: list[str], first_line: int, names: list[str], rows: Rows, seen: set[tuple[str, str]]) -> int:
+def _rows(data: bytes, first_line: int, names: list[str], rows: Rows, seen: set[tuple[str, str]]) -> int:
+    """Read whole lines as rows; returns how many are none."""
     if not names or len(names) < 2:
-        return len(lines)
+        return data.count(b"\n") + (not data.endswith(b"\n"))
+    # The engine cuts the text, so that no Python string is made of a line.
+    lines = pl.Series("raw", [data.decode("utf-8", "replace")]).str.split("\n").explode()
     frame = pl.DataFrame({"raw": lines, "line": pl.int_range(first_line, first_line + len(lines), eager=True)})
     wide = pl.col("raw").str.count_matches(",", literal=True) >= max(1, len(names) - 1)
     good = frame.filter(wide)
