@@ -76,23 +76,36 @@ class Floods:
         if self.small:
             self.flooding = self.shared.flooding
 
-    def hits(self, data: bytes, before: int) -> list[Hit]:
-        """The hits of a block that are looked at, by their starts.  `before`: bytes of the file before the block."""
-        tail = bool(self.size) and self.size - before - len(data) < TAIL
-        large = max(self.size, before + len(data)) > LARGE
-        edge = 1 if self.small or (large and not tail) else EDGE
-        hits = self.matcher.search(data, self.flooding, edge, tail and not self.small)
-        if not hits and not self.flooding:
+    def search(self, data: bytes, before: int, left_out: frozenset[int]) -> list[Hit]:
+        """The hits of a block, of literals `left_out` a few.  `before`: bytes of the file before the block.  Safe on any thread."""
+        tail = self._tail(data, before)
+        return self.matcher.search(data, left_out, self._edge(data, before), tail and not self.small)
+
+    def chosen(self, hits: list[Hit], data: bytes, before: int, left_out: frozenset[int]) -> list[Hit]:
+        """Those of a block's hits whose lines are looked at, by their starts.  Blocks come in order; `left_out` as it was searched."""
+        if not hits and not left_out:
             return hits
+        tail = self._tail(data, before)
+        large = max(self.size, before + len(data)) > LARGE
         per_literal = Counter([hit[0] for hit in hits])
+        plans = self._plans(per_literal, large and not tail, tail, self._edge(data, before), left_out)
         heavy = HEAVY[self.size - before < AHEAD]
-        plans = self._plans(per_literal, large and not tail, tail, edge, heavy)
+        self._leave_out(per_literal, plans, heavy, self._edge(data, before), left_out)
         if plans:
             hits = self._thinned(hits, per_literal, plans, len(data))
         hits.sort(key=_start)
         return hits
 
-    def _plans(self, per_literal: Counter[int], large: bool, tail: bool, edge: int, heavy: int) -> dict[int, tuple[int, int, int]]:
+    def _tail(self, data: bytes, before: int) -> bool:
+        return bool(self.size) and self.size - before - len(data) < TAIL
+
+    def _edge(self, data: bytes, before: int) -> int:
+        large = max(self.size, before + len(data)) > LARGE
+        return 1 if self.small or (large and not self._tail(data, before)) else EDGE
+
+    def _plans(
+        self, per_literal: Counter[int], large: bool, tail: bool, edge: int, left_out: frozenset[int]
+    ) -> dict[int, tuple[int, int, int]]:
         """Of literals past their limits: how many hits are taken at the block's start, spread over it, and at its end."""
         matcher, total = self.matcher, self.shared.total
         total.update(per_literal)
@@ -109,7 +122,7 @@ class Floods:
                     wanted, latest = (DENSE, LATEST) if tail and not elsewhere else (SPREAD, 0)
                     if elsewhere and many:
                         wanted = latest = FEW
-                    if literal not in self.flooding and count > 2 * wanted:
+                    if literal not in left_out and count > 2 * wanted:
                         plans[literal] = (0, wanted, latest)
                 elif self.counts[literal] > READINGS[large] or total[literal] > ALL * READINGS[0]:
                     over.add(literal)
@@ -117,17 +130,21 @@ class Floods:
                 plans[literal] = (0, 0, 1)
             elif count > 2 * edge and (literal in matcher.sparse or self.counts[literal] > FLOOD[large] or total[literal] > limit):
                 plans[literal] = (edge, 0, edge)
-        if self.small:
-            thinned = {literal for literal in plans if per_literal[literal] > DENSE_FILE and literal not in matcher.readings}
-            self.shared.small_file(thinned, self.flooding - per_literal.keys())
-        else:
-            self.over |= over
-            self.flooding |= {literal for literal in over.union(plans) if per_literal[literal] > heavy}
-            # Where a flood has ended its literal is searched for again.
-            self.flooding -= {
-                literal for literal in self.flooding if per_literal[literal] < (SPREAD if literal in matcher.readings else 2 * edge)
-            }
+        self.over |= over
         return plans
+
+    def _leave_out(
+        self, per_literal: Counter[int], plans: dict[int, tuple[int, int, int]], heavy: int, edge: int, left_out: frozenset[int]
+    ) -> None:
+        """Decide what the next searches leave out."""
+        readings = self.matcher.readings
+        if self.small:
+            thinned = {literal for literal in plans if per_literal[literal] > DENSE_FILE and literal not in readings}
+            self.shared.small_file(thinned, left_out - per_literal.keys())
+            return
+        self.flooding |= {literal for literal in self.over.union(plans) if per_literal[literal] > heavy}
+        # Where a flood has ended its literal is searched for again.
+        self.flooding -= {literal for literal in left_out if per_literal[literal] < (SPREAD if literal in readings else 2 * edge)}
 
     def _thinned(self, hits: list[Hit], per_literal: Counter[int], plans: dict[int, tuple[int, int, int]], size: int) -> list[Hit]:
         seen: Counter[int] = Counter()

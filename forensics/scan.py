@@ -1,6 +1,6 @@
 """One pass over a text file: literals found in whole blocks, and Python objects only for the lines that hold one.
 
-While a block's lines are looked at, the next one is read and its line ends are counted on another thread.  Signatures and
+While a block's lines are looked at, the next one is read and searched on another thread.  Signatures and
 parsers' triggers share one search.  What one literal may cost is bounded (`forensics.floods`).
 """
 
@@ -69,8 +69,10 @@ class Scan:
     def run(self, blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> None:
         """Read all blocks of the file; with a pool the next one is read ahead on it."""
         floods = Floods(self.matcher, self.shared, self.size)
-        for block, ends, following in _ahead(blocks, pool):
-            self.block(block, ends, floods.hits(block.data, self.read), following)
+        for piece, following in _ahead(blocks, floods, pool):
+            data = piece.block.data
+            hits = floods.chosen(piece.hits, data, self.read, piece.left_out)
+            self.block(piece.block, piece.ends, hits, following.block if following else None)
         for number, events in self.late.items():
             self.rows.events.extend(events)
             dropped = self.confirmed[number] - KEPT - len(events)
@@ -336,19 +338,48 @@ class _Reader:
         return self._prefixed(clean(piece), number, of)
 
 
-def _ahead(blocks: Iterator[Block], pool: ThreadPoolExecutor | None) -> Iterator[tuple[Block, Ends, Block | None]]:
-    """Each block with the offsets of its line feeds and the block after it; with a pool the one after that is being read meanwhile."""
+@dataclass(slots=True)
+class _Piece:
+    """A block made ready: where it begins, its line feeds, and its hits as they were found with some literals left out."""
 
-    def fetch() -> tuple[Block, Ends] | None:
+    block: Block
+    offset: int
+    ends: Ends
+    hits: list[Hit] = field(default_factory=list)
+    left_out: frozenset[int] = frozenset()
+
+
+def _ahead(blocks: Iterator[Block], floods: Floods, pool: ThreadPoolExecutor | None) -> Iterator[tuple[_Piece, _Piece | None]]:
+    """Each block and the one after it; with a pool the next one is searched and the one after that read while the caller is at this one."""
+    offset = 0
+
+    def read() -> _Piece | None:
+        nonlocal offset
         block = next(blocks, None)
-        return None if block is None else (block, np.flatnonzero(np.frombuffer(block.data, dtype=np.uint8) == 10))
+        if block is None:
+            return None
+        piece = _Piece(block, offset, np.flatnonzero(np.frombuffer(block.data, dtype=np.uint8) == 10))
+        offset += len(block.data)
+        return piece
 
-    now = fetch()
-    following = None if now is None else fetch()
+    def search(piece: _Piece, left_out: frozenset[int]) -> None:
+        piece.hits, piece.left_out = floods.search(piece.block.data, piece.offset, left_out), left_out
+
+    now = read()
+    following = None if now is None else read()
+    if now is not None:
+        search(now, floods.flooding)
     while now is not None:
-        coming = pool.submit(fetch) if pool is not None and following is not None else None
-        yield *now, following[0] if following else None
-        now, following = following, coming.result() if coming else fetch() if following else None
+        if following is not None and pool is not None:
+            searched, coming = pool.submit(search, following, floods.flooding), pool.submit(read)
+            yield now, following
+            searched.result()
+            now, following = following, coming.result()
+        else:
+            yield now, following
+            now, following = following, read() if following is not None else None
+            if now is not None:
+                search(now, floods.flooding)
 
 
 def _segment_end(data: bytes, at: int) -> int:

@@ -264,18 +264,15 @@ def _rows(data: bytes, first_line: int, names: list[str], rows: Rows, seen: set[
         return bad.height
     parts = good["raw"].str.split_exact(",", len(names) - 1).struct.unnest()
     columns: dict[str, pl.Expr] = {}
+    bare: dict[str, int] = {}  # columns of numbers without a unit
     for at, name in enumerate(names):
         cell = pl.col(f"field_{at}").str.strip_chars()
         if not name or name in columns:
             continue
         if name in NUMBERS:
-            columns[name] = (
-                pl.coalesce(
-                    cell.cast(pl.Float64, strict=False), cell.str.extract(r"^(-?[0-9]+(?:\.[0-9]+)?)").cast(pl.Float64, strict=False)
-                )
-                if _bare(parts, at)
-                else _united(cell, parts, at)
-            )
+            columns[name] = cell.cast(pl.Float64, strict=False) if _bare(parts, at) else _united(cell, parts, at)
+            if _bare(parts, at):
+                bare[name] = at
         elif name == "throttle":
             columns[name] = cell.str.strip_prefix("0x").str.to_integer(base=16, strict=False).cast(pl.Int64, strict=False)
         else:
@@ -283,6 +280,10 @@ def _rows(data: bytes, first_line: int, names: list[str], rows: Rows, seen: set[
     if not columns:
         raise ValueError("no column is known")
     table = parts.select(**columns).with_columns(good["line"])
+    for name, at in bare.items():
+        if table[name].null_count():  # perhaps a unit in some rows only; looked for there, for it costs as much as all the rest
+            number = parts[f"field_{at}"].str.strip_chars().str.extract(r"^(-?[0-9]+(?:\.[0-9]+)?)").cast(pl.Float64, strict=False)
+            table = table.with_columns(table[name].fill_null(number))
     active = [name for name in columns if name.startswith("reason:")]
     if active and "throttle" not in columns:
         bits = [pl.when(pl.col(name) == "Active").then(REASONS[name[7:]]).otherwise(0) for name in active]
@@ -315,18 +316,25 @@ def _united(cell: pl.Expr, parts: pl.DataFrame, at: int) -> pl.Expr:
 def _clock(table: pl.DataFrame) -> pl.DataFrame:
     if "stamp" not in table.columns:
         return table
-    text = pl.col("stamp").str.replace_all("-", "/", literal=True).str.replace("T", " ", literal=True)
-    parsed = table.select(text.str.to_datetime("%Y/%m/%d %H:%M:%S%.f", strict=False, time_unit="us").dt.epoch("us") / 1e6).to_series()
-    if parsed.null_count() > 0.5 * table.height:
+    text = pl.col("stamp")
+    sample = "".join(cell for cell in table["stamp"].head(50).to_list() if cell)
+    if "-" in sample or "T" in sample or not sample:
+        text = text.str.replace_all("-", "/", literal=True).str.replace("T", " ", literal=True)
+    # nvidia-smi prints milliseconds, and so fixed a form is read three times as fast.
+    parsed = table.select(text.str.to_datetime("%Y/%m/%d %H:%M:%S.%3f", strict=False, time_unit="us", cache=False).dt.epoch("us") / 1e6)
+    if parsed.to_series().null_count():
+        parsed = table.select(text.str.to_datetime("%Y/%m/%d %H:%M:%S%.f", strict=False, time_unit="us").dt.epoch("us") / 1e6)
+    seconds_of = parsed.to_series()
+    if seconds_of.null_count() > 0.5 * table.height:
         read = {value: stamp for value in table["stamp"].unique().to_list()[:200_000] if value and (stamp := find_stamp(value))}
         if read:
             forms = {stamp.form for stamp in read.values()}
             seconds = {value: stamp.seconds for value, stamp in read.items()}
-            parsed = table["stamp"].replace_strict(seconds, default=None, return_dtype=pl.Float64)
-            return table.with_columns(parsed.alias("local"), pl.lit(sorted(forms)[0]).alias("form"))
+            seconds_of = table["stamp"].replace_strict(seconds, default=None, return_dtype=pl.Float64)
+            return table.with_columns(seconds_of.alias("local"), pl.lit(sorted(forms)[0]).alias("form"))
     # The form that find_stamp gives such cells: the same clock as that of the file's odd lines.
     first = find_stamp(str(table["stamp"][0]))
-    return table.with_columns(parsed.alias("local"), pl.lit(first.form if first else "iso").alias("form"))
+    return table.with_columns(seconds_of.alias("local"), pl.lit(first.form if first else "iso").alias("form"))
 
 
 def _index(table: pl.DataFrame) -> pl.DataFrame:
@@ -376,11 +384,15 @@ def _failures(table: pl.DataFrame, raw: pl.Series, rows: Rows, seen: set[tuple[s
     if not numeric:
         return table
     suspect = pl.any_horizontal(pl.col(name).is_null() for name in numeric)
+    rows_of = table.select(suspect.alias("suspect")).to_series()
+    if not rows_of.any():
+        return table.with_columns(pl.lit(None, dtype=pl.String).alias("status"))
     table = table.with_columns(raw.alias("raw"))
-    status = pl.when(suspect).then(
-        pl.col("raw").str.extract(r"\[?((?i:GPU is lost|Unknown Error|GPU requires reset|Timeout|Function Not Found)|ERR!)\]?")
+    word = r"\[?((?i:GPU is lost|Unknown Error|GPU requires reset|Timeout|Function Not Found)|ERR!)\]?"
+    status = raw.filter(rows_of).str.extract(word)
+    table = table.with_columns(
+        pl.Series("status", [None], dtype=pl.String).new_from_index(0, table.height).scatter(rows_of.arg_true(), status)
     )
-    table = table.with_columns(status.otherwise(None).alias("status"))
     for row in (
         table.filter(pl.col("status").is_not_null())
         .unique([c for c in ("gpu", "pci", "status") if c in table.columns], keep="first", maintain_order=True)

@@ -32,7 +32,8 @@ for path in sorted(p for p in Path(sys.argv[1]).iterdir() if p.is_file()):
     floods, before = Floods(matcher, Shared(), path.stat().st_size), 0
     with path.open("rb") as stream:
         for block in blocks.blocks(stream, count=False):
-            floods.hits(block.data, before)
+            left_out = floods.flooding
+            floods.chosen(floods.search(block.data, before, left_out), block.data, before, left_out)
             before += len(block.data)
 """
 
