@@ -28,8 +28,8 @@ TAIL = 16 << 20  # the last bytes of a file, where the crash is: more is looked 
 MANY = 256  # small files from which each shows only FEW readings, spread and last ones, once the run has shown enough
 FEW = 2
 SILENT = 1_000  # lines with a literal that said nothing, in all files, after which a small file shows only its last one
-DENSE_FILE = 32  # hits in a small file from which leaving a literal out of the search pays
-ROUND, VOTES, CHANGES = 64, 16, 12  # small files between changes of what is left out for all; files that must ask for it; changes in all
+DENSE_FILE = 16  # hits in a small file from which leaving a literal out of the search pays
+ROUND, VOTES, CHANGES = 32, 8, 12  # small files between changes of what is left out for all; files that must ask for it; changes in all
 
 
 @dataclass
@@ -40,6 +40,8 @@ class Shared:
     flooding: frozenset[int] = frozenset()
     said: set[int] = field(default_factory=set)  # literals whose lines gave an event or a reading
     silent: Counter[int] = field(default_factory=Counter)  # lines of the others
+    logs: Counter[str] = field(default_factory=Counter)  # names without their numbers: files that no format claimed
+    scale: float = 1.0  # how many times the files counted here stand for: those to come will hold as much each
     files: int = 0
     changes: int = 0
     come: Counter[int] = field(default_factory=Counter)
@@ -110,9 +112,10 @@ class Floods:
         matcher, total = self.matcher, self.shared.total
         total.update(per_literal)
         self.counts.update(per_literal)
-        limit = SHARED if self.small else ALL * FLOOD[0]
-        many = self.small and self.shared.files > MANY
-        enough = READINGS[0] if many else ALL * READINGS[0]
+        scale = self.shared.scale
+        limit = SHARED / scale if self.small else ALL * FLOOD[0]
+        many = self.small and self.shared.files * scale > MANY
+        enough = (READINGS[0] if many else ALL * READINGS[0]) / scale
         over: set[int] = set()
         plans: dict[int, tuple[int, int, int]] = {}
         for literal, count in per_literal.items():
@@ -126,7 +129,7 @@ class Floods:
                         plans[literal] = (0, wanted, latest)
                 elif self.counts[literal] > READINGS[large] or total[literal] > ALL * READINGS[0]:
                     over.add(literal)
-            elif self.small and count > 1 and self.shared.silent[literal] > SILENT and literal not in self.shared.said:
+            elif self.small and count > 1 and self.shared.silent[literal] > SILENT / scale and literal not in self.shared.said:
                 plans[literal] = (0, 0, 1)
             elif count > 2 * edge and (literal in matcher.sparse or self.counts[literal] > FLOOD[large] or total[literal] > limit):
                 plans[literal] = (edge, 0, edge)

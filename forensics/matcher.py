@@ -62,6 +62,12 @@ class Matcher:
         self.sparse -= dense
         readings = {text.encode() for parser in self.parsers if parser.readings for text in parser.triggers}
         self.readings = frozenset(number for number, literal in enumerate(self.literals) if literal in readings)
+        # Signatures of which NCCL's own lines at INFO say nothing.
+        self.not_nccl = [
+            not (s.cause or "").startswith("comms/") and "NCCL" not in s.pattern and not any("NCCL" in text for text in s.literals)
+            for s in self.signatures
+        ]
+        self._meant: dict[frozenset[int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.patterns: dict[int, Any] = {}
         self.timeouts: Counter[int] = Counter()
 
@@ -69,6 +75,19 @@ class Matcher:
     def search_engine(self) -> Literals:
         """The literals made ready for searching, on first use."""
         return Literals(self.literals)
+
+    def meant_by(self, literals: frozenset[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The signatures and the parsers that a line with these literals concerns, each in order."""
+        meant = self._meant.get(literals)
+        if meant is None:
+            uses = [self.uses[literal] for literal in literals]
+            meant = (
+                tuple(sorted({number for signatures, _ in uses for number in signatures})),
+                tuple(sorted({number for _, parsers in uses for number in parsers})),
+            )
+            if len(self._meant) < 100_000:
+                self._meant[literals] = meant
+        return meant
 
     def search(self, data: bytes, flooding: frozenset[int] = frozenset(), edge: int = EDGE, tail: bool = False) -> list[Hit]:
         """(literal, start, end) of every occurrence, overlapping ones too; of flooding literals `edge` at each end, of readings some spread ones.

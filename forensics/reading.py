@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import parsers
-from forensics import blocks, join
+from forensics import blocks, crowd, floods, join
 from forensics.clock import align
 from forensics.evidence import Evidence, Member, is_text
 from forensics.floods import Shared
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 FAR = 30.0  # seconds between the stamps above and below an unstamped line from which it matters which is nearer
 NO_TIME = {"en": "none of its lines carries a usable time: placed by order only", "zh": "没有任何一行带有可用时间：仅按行序排列"}
+ALIKE = 48  # files whose names differ in numbers only, all of them plain logs, after which a further one is taken for one unasked
+NUMBERS = re.compile(r"\d+")
 SAMPLE = 40  # lines by which the kinds of a file are told
 SMALL = 4 << 20  # below this a file is searched on the spot: a thread hand-over costs more than it saves
 Progress = Callable[[str, int, int], None]  # (path, bytes done, bytes in all)
@@ -77,19 +79,40 @@ class Reader:
         done = 0
         rows: dict[str, Rows] = {}
         shared = Shared()
-        with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as aside:
+        small = [member for member in evidence.members if member.info.size < floods.SMALL]
+        many = small[crowd.LEAD :] if len(small) >= crowd.CROWD else []
+        apart = {member.path for member in many}
+        if many:
+            self.matcher.search(b"-")  # made ready once, before the readers of many files are forked
+        with (
+            crowd.readers(self._small, bool(many)) as readers,
+            ThreadPoolExecutor(self.threads) as pool,
+            ThreadPoolExecutor(1) as aside,
+        ):
             # Large tables are the dataframe engine's work, which leaves the interpreter free for the logs meanwhile.
             tables = {
                 member.path: aside.submit(self._file, member, pool, Shared())
                 for member in evidence.members
                 if member.info.size >= SMALL and self._claim(member) is not None
             }
-            for member in sorted(evidence.members, key=lambda member: member.path in tables):
-                if progress:
-                    progress(member.path, done, total)
-                rows[member.path] = tables[member.path].result() if member.path in tables else self._file(member, pool, shared)
+
+            def told(member: Member, found: Rows) -> None:
+                nonlocal done
+                rows[member.path] = found
                 done += member.info.size
                 member.forget()
+                if progress:
+                    progress(member.path, done, total)
+
+            first = [member for member in evidence.members if member.path not in apart and member.path not in tables]
+            for member in sorted(first, key=lambda member: member.info.size >= floods.SMALL):
+                told(member, self._file(member, pool, shared))
+            shared.scale = len(small) / crowd.LEAD if many else 1.0
+            for member, found in crowd.read_all(many, shared, self._small, readers):
+                told(member, found)
+            for member in evidence.members:
+                if member.path in tables:
+                    told(member, tables[member.path].result())
         rows = {member.path: rows[member.path] for member in evidence.members}
         run = Run(evidence.name)
         run.files = {member.path: member.info for member in evidence.members}
@@ -99,10 +122,17 @@ class Reader:
             progress("", total, total)
         return run
 
-    def _file(self, member: Member, pool: ThreadPoolExecutor, shared: Shared) -> Rows:
+    def _small(self, member: Member, shared: Shared) -> Rows:
+        """A file that is read on the spot."""
+        return self._file(member, None, shared)
+
+    def _file(self, member: Member, pool: ThreadPoolExecutor | None, shared: Shared) -> Rows:
         rows = Rows(member.path)
         info = member.info
-        claimed = self._claim(member)
+        name = NUMBERS.sub("0", member.path)
+        # After many files of one name and no other kind the next is a log too.
+        claimed = self._claim(member) if shared.logs[name] < ALIKE else None
+        shared.logs[name] += 1 if claimed is None else -1_000_000
         if claimed is not None:
             info.kinds = (claimed.kind,)
             try:
@@ -131,7 +161,7 @@ class Reader:
                 best, parser = sure, candidate
         return parser
 
-    def _scan(self, member: Member, rows: Rows, pool: ThreadPoolExecutor, claimed: FileParser | None, shared: Shared) -> None:
+    def _scan(self, member: Member, rows: Rows, pool: ThreadPoolExecutor | None, claimed: FileParser | None, shared: Shared) -> None:
         info = member.info
         lines = member.head.lines[:160]
         kinds = set(kinds_of(lines[:SAMPLE]))

@@ -132,17 +132,12 @@ class Scan:
     def _segment(self, reader: _Reader, begin: int, end: int, number: int, literals: set[int]) -> None:
         line = reader.line(begin, end, number)
         before = (len(self.rows.events), len(self.rows.metrics))
-        signatures: set[int] = set()
-        parsers: set[int] = set()
-        for literal in literals:
-            to_signatures, to_parsers = self.matcher.uses[literal]
-            signatures.update(to_signatures)
-            parsers.update(to_parsers)
+        signatures, parsers = self.matcher.meant_by(frozenset(literals))
         if parsers:
-            self._parse(reader, line, begin, end, sorted(parsers))
-        for which in sorted(signatures):
+            self._parse(reader, line, begin, end, parsers)
+        for which in signatures:
             signature = self.matcher.signatures[which]
-            if not self._applies(signature, line):
+            if not self._applies(which, signature, line):
                 continue
             if self.matcher.timeouts[which] >= PATIENCE:
                 self.rows.note(f"the pattern of signature {signature.id} takes too long; it was left out")
@@ -157,7 +152,7 @@ class Scan:
         else:
             self.shared.silent.update(literals)
 
-    def _parse(self, reader: _Reader, line: Line, begin: int, end: int, parsers: list[int]) -> None:
+    def _parse(self, reader: _Reader, line: Line, begin: int, end: int, parsers: tuple[int, ...]) -> None:
         rows = self.rows
         before = (len(rows.events), len(rows.metrics))
         for which in parsers:
@@ -177,14 +172,9 @@ class Scan:
                 if parser.kind:
                     self.seen_kinds[parser.kind] += 1
 
-    def _applies(self, signature: Signature, line: Line) -> bool:
+    def _applies(self, which: int, signature: Signature, line: Line) -> bool:
         # NCCL tells at INFO what it tried: a plug-in that is not there is no missing library.
-        if (
-            "NCCL INFO" in line.full
-            and not (signature.cause or "").startswith("comms/")
-            and "NCCL" not in signature.pattern
-            and not any("NCCL" in text for text in signature.literals)
-        ):
+        if self.matcher.not_nccl[which] and "NCCL INFO" in line.full:
             return False
         if "any" in signature.sources or not signature.sources or not self.kinds:
             return True
@@ -218,7 +208,7 @@ class Scan:
 
 
 class _Scanned(Line):
-    """A line whose inherited stamp is looked for when somebody asks: most lines with a literal say nothing in the end.
+    """A line whose stamp, its own or an inherited one, is looked for when somebody asks: most lines with a literal say nothing in the end.
 
     The three fields of the stamp are unset until then.
     """
@@ -233,11 +223,13 @@ class _Scanned(Line):
         self.stamp, self.inherited, self.stamp_line = None, False, 0
         if isinstance(above, Line):
             self.stamp, self.inherited, self.stamp_line = above.stamp, True, above.stamp_line or above.number
-        elif above[0].scan.carry_line < self.number:  # else asked too late: what the reader knows by now may stand below
+        else:
             reader, begin = above
-            self.stamp = reader.inherit(begin, self.number)
-            if self.stamp is not None:
-                self.inherited, self.stamp_line = True, reader.scan.stamp_line
+            self.stamp = reader.own(self)
+            if self.stamp is None and reader.scan.carry_line < self.number:  # else asked too late: what is known by now may stand below
+                self.stamp = reader.inherit(begin, self.number)
+                if self.stamp is not None:
+                    self.inherited, self.stamp_line = True, reader.scan.stamp_line
         return object.__getattribute__(self, name)
 
 
@@ -253,15 +245,18 @@ class _Reader:
         full = clean(self.block.data[begin : min(end, begin + self.scan.text)])
         if len(full) > LONG[1]:
             self.scan.long += len(full)
-        line = self._prefixed(full, number, (self, begin))
-        stamp = self.scan.find(full)
+        return self._prefixed(full, number, (self, begin))
+
+    def own(self, line: Line) -> Stamp | None:
+        """The stamp that a line of this block bears itself."""
+        scan = self.scan
+        stamp = scan.find(line.full)
+        scan.tried += 1
         if stamp is not None:
-            line.stamp, line.inherited, line.stamp_line = stamp, False, 0
-            self.scan.carry, self.scan.carry_line = stamp, number
-            self.scan.stamp_line = number
-            self.scan.stamped += 1
-        self.scan.tried += 1
-        return line
+            scan.stamped += 1
+            if line.number > scan.carry_line:
+                scan.carry, scan.carry_line, scan.stamp_line = stamp, line.number, line.number
+        return stamp
 
     def _prefixed(self, full: str, number: int, above: tuple[_Reader, int] | Line) -> Line:
         found = strip(full, self.scan.style)

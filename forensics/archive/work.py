@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from forensics import crowd
 from forensics.analysis import analyze
 from forensics.archive.discover import Found, discover
 from forensics.archive.names import assign, stem
@@ -41,6 +42,7 @@ def handle(task: dict[str, Any]) -> dict[str, Any]:
     try:
         scratch.mkdir(parents=True, exist_ok=True)
         tempfile.tempdir = str(scratch)
+        crowd.processes = 1  # the other processors have runs of their own
         return _handle(task, scratch)
     except OutputFault as fault:
         return {"fatal": str(fault)}
