@@ -381,11 +381,11 @@ def frame_points(samples: list[Any]) -> list[tuple[str, list[int], list[float]]]
         whole = frame.drop_nulls("local")
         for form in whole["form"].drop_nulls().unique().to_list():
             part = whole.filter(whole["form"] == form)
-            step = max(1, part.height // 3000)
-            lines = part["line"].to_list() if "line" in part.columns else list(range(1, part.height + 1))
-            times = part["local"].to_list()
+            step = max(1, part.height * len(samples) // 6000)
             picked = [*range(0, part.height, step), part.height - 1]
-            out.append((form.rstrip("~"), [int(lines[i]) for i in picked], [float(times[i]) for i in picked]))
+            lines = part["line"].gather(picked).to_list() if "line" in part.columns else [at + 1 for at in picked]
+            times = part["local"].gather(picked).to_list()
+            out.append((form.rstrip("~"), [int(line) for line in lines], [float(time) for time in times]))
     return out
 
 

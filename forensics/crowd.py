@@ -22,7 +22,7 @@ from forensics.floods import Shared
 from forensics.run import FileInfo
 from parsers.base import Rows
 
-LEAD = 96
+LEAD = 64
 CHUNK = 32
 CROWD = 512  # small files from which a run is read so
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from forensics.literals import Hit
 from forensics.matcher import DENSE, EDGE, LATEST, SPREAD, Matcher
@@ -28,7 +29,7 @@ TAIL = 16 << 20  # the last bytes of a file, where the crash is: more is looked 
 MANY = 256  # small files from which each shows only FEW readings, spread and last ones, once the run has shown enough
 FEW = 2
 SILENT = 1_000  # lines with a literal that said nothing, in all files, after which a small file shows only its last one
-DENSE_FILE = 16  # hits in a small file from which leaving a literal out of the search pays
+DENSE_FILE = 8  # hits in a small file from which leaving a literal out of the search pays
 ROUND, VOTES, CHANGES = 32, 8, 12  # small files between changes of what is left out for all; files that must ask for it; changes in all
 
 
@@ -41,6 +42,7 @@ class Shared:
     said: set[int] = field(default_factory=set)  # literals whose lines gave an event or a reading
     silent: Counter[int] = field(default_factory=Counter)  # lines of the others
     logs: Counter[str] = field(default_factory=Counter)  # names without their numbers: files that no format claimed
+    looks: dict[str, Any] = field(default_factory=dict)  # and what the beginning of each of them told; None where it differs
     scale: float = 1.0  # how many times the files counted here stand for: those to come will hold as much each
     files: int = 0
     changes: int = 0

@@ -19,10 +19,11 @@ from forensics.matcher import Matcher
 from forensics.odd_stamps import finder
 from forensics.run import Run
 from forensics.scan import Scan
+from forensics.stamps import find_stamp
 from forensics.tables import metric_frame, sample_frame
 from parsers.anchors import edges
-from parsers.base import Event, FileParser, Rows, Source
-from parsers.prefixes import survey
+from parsers.base import Event, FileParser, Rows, Source, Stamp
+from parsers.prefixes import Style, survey
 from rules.base import Signature
 
 if TYPE_CHECKING:
@@ -62,6 +63,16 @@ KIND_SIGNS: tuple[tuple[str, tuple[str, ...], Callable[[str], object]], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class Look:
+    """What a log's first lines tell: its kinds, its launcher prefixes, how its stamps are found, and how many lines they were."""
+
+    kinds: frozenset[str]
+    style: Style
+    find: Callable[[str], Stamp | None]
+    lines: int
+
+
 @dataclass
 class Reader:
     """Reads runs with one set of signatures and parsers (building it costs more than reading a small run)."""
@@ -83,6 +94,7 @@ class Reader:
         many = small[crowd.LEAD :] if len(small) >= crowd.CROWD else []
         apart = {member.path for member in many}
         if many:
+            shared.scale = len(small) / crowd.LEAD
             self.matcher.search(b"-")  # made ready once, before the readers of many files are forked
         with (
             crowd.readers(self._small, bool(many)) as readers,
@@ -107,7 +119,6 @@ class Reader:
             first = [member for member in evidence.members if member.path not in apart and member.path not in tables]
             for member in sorted(first, key=lambda member: member.info.size >= floods.SMALL):
                 told(member, self._file(member, pool, shared))
-            shared.scale = len(small) / crowd.LEAD if many else 1.0
             for member, found in crowd.read_all(many, shared, self._small, readers):
                 told(member, found)
             for member in evidence.members:
@@ -161,12 +172,26 @@ class Reader:
                 best, parser = sure, candidate
         return parser
 
+    def _look(self, member: Member, shared: Shared) -> Look:
+        """What a log's beginning tells of it; prefixes and stamps are those of many files of its name where these agreed."""
+        name = NUMBERS.sub("0", member.path)
+        known = shared.looks.get(name)
+        lines = member.head.lines[:160]
+        if known is not None and shared.logs[name] > ALIKE:
+            return Look(frozenset(kinds_of(lines[:SAMPLE])), known.style, known.find, len(lines))
+        look = Look(frozenset(kinds_of(lines[:SAMPLE])), survey(lines), finder(lines), len(lines))
+        if name not in shared.looks and look.find is find_stamp:
+            shared.looks[name] = look
+        elif known is None or (look.style, look.find) != (known.style, known.find):
+            shared.looks[name] = None
+        return look
+
     def _scan(self, member: Member, rows: Rows, pool: ThreadPoolExecutor | None, claimed: FileParser | None, shared: Shared) -> None:
         info = member.info
-        lines = member.head.lines[:160]
-        kinds = set(kinds_of(lines[:SAMPLE]))
+        look = self._look(member, shared)
+        kinds = set(look.kinds)
         size = 0 if blocks.is_compressed(member.real) else info.size
-        scan = Scan(self.matcher, rows, frozenset(kinds), survey(lines), find=finder(lines), size=size, shared=shared)
+        scan = Scan(self.matcher, rows, look.kinds, look.style, find=look.find, size=size, shared=shared)
         with blocks.open_again(member.real, rows.note) as stream:
             scan.run(blocks.blocks(stream, on_error=rows.note, count=False), pool if info.size >= SMALL else None)
         edges(rows, member.head.text, scan.carry, scan.carry_line, scan.find)
@@ -178,7 +203,7 @@ class Reader:
         if rows.metrics:
             kinds.add("train")
         apart = claimed is not None and claimed.kind in ("gpu", "environment")  # samples and snapshots are no part of the training's log
-        if not kinds - {"nccl", "scheduler"} and not (kinds and len(lines) > 20) and not apart:
+        if not kinds - {"nccl", "scheduler"} and not (kinds and look.lines > 20) and not apart:
             kinds.add("train")
         info.kinds = tuple(sorted(kinds | ({claimed.kind} if claimed else set())))
 

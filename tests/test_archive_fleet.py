@@ -9,7 +9,6 @@ import math
 import random
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,11 +179,9 @@ def test_markup_in_the_evidence_stays_text() -> None:
 
 
 def test_ten_thousand_runs_make_a_small_page() -> None:
-    start = time.monotonic()
     page = render_fleet(fleet(10_000), [], "en")
     assert len(page) < 2_000_000
     assert state(page)["count"] == 10_000
-    assert time.monotonic() - start < 30
 
 
 CHROMIUM = next(
