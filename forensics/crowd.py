@@ -28,8 +28,8 @@ CROWD = 512  # small files from which a run is read so
 
 processes = min(8, len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1)  # a worker of an archive sets 1: the others are busy too
 
-Read = Callable[[Member, Shared], Rows]
-Answer = list[tuple[Rows, FileInfo, list[tuple[int, int]]]]
+Read = Callable[[Member, Shared], Rows | None]  # None: a file that is not to be read in a forked process
+Answer = list[tuple[Rows | None, FileInfo, list[tuple[int, int]]]]
 
 _read: Read | None = None  # of the process that forks, for its children
 
@@ -76,8 +76,17 @@ def readers(read: Read, wanted: bool) -> Iterator[ProcessPoolExecutor | None]:
         _read = None
 
 
-def read_all(members: Sequence[Member], shared: Shared, read: Read, pool: ProcessPoolExecutor | None) -> Iterator[tuple[Member, Rows]]:
-    """Each member with its rows, in order; `info` and `index` of a member are those that its reader filled in."""
+def read_all(
+    members: Sequence[Member],
+    shared: Shared,
+    read: Read,
+    whole: Callable[..., Rows],
+    pool: ProcessPoolExecutor | None,
+) -> Iterator[tuple[Member, Rows]]:
+    """Each member with its rows, in order; `info` and `index` of a member are those that its reader filled in.
+
+    `read` is what the processes do; what it leaves, `whole(member, shared=...)` reads here.
+    """
     chunks = [members[at : at + CHUNK] for at in range(0, len(members), CHUNK)]
     sent: list[Future[Answer] | None] = [None] * len(chunks)
     if pool is not None:
@@ -90,5 +99,9 @@ def read_all(members: Sequence[Member], shared: Shared, read: Read, pool: Proces
             answer = _chunk(chunk, shared, read) if future is None else future.result()
         except BrokenProcessPool:  # a child was killed, by want of memory as a rule: what it had is read here
             answer = _chunk(chunk, shared, read)
-        for member, (rows, member.info, member.index) in zip(chunk, answer, strict=True):
+        for member, (rows, info, index) in zip(chunk, answer, strict=True):
+            if rows is None:
+                rows = whole(member, shared=copy.deepcopy(shared))
+            else:
+                member.info, member.index = info, index
             yield member, rows

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import parsers
@@ -97,7 +98,7 @@ class Reader:
             shared.scale = len(small) / crowd.LEAD
             self.matcher.search(b"-")  # made ready once, before the readers of many files are forked
         with (
-            crowd.readers(self._small, bool(many)) as readers,
+            crowd.readers(self._log, bool(many)) as readers,
             ThreadPoolExecutor(self.threads) as pool,
             ThreadPoolExecutor(1) as aside,
         ):
@@ -119,7 +120,7 @@ class Reader:
             first = [member for member in evidence.members if member.path not in apart and member.path not in tables]
             for member in sorted(first, key=lambda member: member.info.size >= floods.SMALL):
                 told(member, self._file(member, pool, shared))
-            for member, found in crowd.read_all(many, shared, self._small, readers):
+            for member, found in crowd.read_all(many, shared, self._log, partial(self._file, pool=None), readers):
                 told(member, found)
             for member in evidence.members:
                 if member.path in tables:
@@ -133,17 +134,24 @@ class Reader:
             progress("", total, total)
         return run
 
-    def _small(self, member: Member, shared: Shared) -> Rows:
-        """A file that is read on the spot."""
-        return self._file(member, None, shared)
+    def _log(self, member: Member, shared: Shared) -> Rows | None:
+        """A plain log, read on the spot; None for a file that a format claims: the dataframe engine's threads are not there after a fork."""
+        claimed = self._claimed(member, shared)
+        return self._read(member, None, shared, None) if claimed is None else None
 
     def _file(self, member: Member, pool: ThreadPoolExecutor | None, shared: Shared) -> Rows:
-        rows = Rows(member.path)
-        info = member.info
+        return self._read(member, pool, shared, self._claimed(member, shared))
+
+    def _claimed(self, member: Member, shared: Shared) -> FileParser | None:
         name = NUMBERS.sub("0", member.path)
         # After many files of one name and no other kind the next is a log too.
         claimed = self._claim(member) if shared.logs[name] < ALIKE else None
         shared.logs[name] += 1 if claimed is None else -1_000_000
+        return claimed
+
+    def _read(self, member: Member, pool: ThreadPoolExecutor | None, shared: Shared, claimed: FileParser | None) -> Rows:
+        rows = Rows(member.path)
+        info = member.info
         if claimed is not None:
             info.kinds = (claimed.kind,)
             try:

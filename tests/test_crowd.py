@@ -40,6 +40,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "WorkNCCL(SeqNum=88, OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=1800000) ran for 1800050 milliseconds before timing out."
             )
         (folder / f"rank_{rank}.log").write_text("\n".join(lines) + "\n")
+        if rank % 20 == 0:  # a table among the logs: the dataframe engine's threads do not live through a fork
+            samples = [f"2026/03/01 10:{m:02d}:00.000, {gpu}, {90 + gpu} %, {61_000 + rank} MiB" for m in range(12) for gpu in range(4)]
+            header = "timestamp, index, utilization.gpu [%], memory.used [MiB]"
+            (folder / f"node{rank // 8:03d}-gpu.csv").write_text("\n".join([header, *samples]) + "\n")
     return folder
 
 
@@ -54,6 +58,8 @@ def test_any_number_of_processes_gives_the_same_document(run: Path, monkeypatch:
     alone = document(run)
     monkeypatch.setattr(crowd, "processes", 3)
     assert document(run) == alone
+    report = forensics.analyze(run)
+    assert report.timeline.samples.height == 48 * len(list(run.glob("*.csv")))
     assert alone["verdict"]["cause"] == "shape-mismatch"
     assert alone["verdict"]["culprit"]["rank"] == CULPRIT
     assert alone["verdict"]["first_failure"]["file"] == f"rank_{CULPRIT}.log"
@@ -62,14 +68,14 @@ def test_any_number_of_processes_gives_the_same_document(run: Path, monkeypatch:
 def test_a_killed_process_costs_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowd, "processes", 1)
     alone = document(run)
-    parent, small = os.getpid(), Reader._small
+    parent, small = os.getpid(), Reader._log
 
     def fatal(self: Reader, member, shared):
         if os.getpid() != parent and member.path == f"rank_{RANKS - 100}.log":
             os.kill(os.getpid(), signal.SIGKILL)
         return small(self, member, shared)
 
-    monkeypatch.setattr(Reader, "_small", fatal)
+    monkeypatch.setattr(Reader, "_log", fatal)
     monkeypatch.setattr(crowd, "processes", 2)
     assert document(run) == alone
 
