@@ -56,7 +56,8 @@ def _parse(line: Line, rows: Rows, context: Context) -> None:
 
 
 def _overflow(line: Line, rows: Rows, context: Context) -> None:
-    match = _SCALE.search(line.text) or _APEX.search(line.text)
+    own = _SCALE.search(line.text)
+    match = own or _APEX.search(line.text)
     if match is None:
         return
     tried = number(match[1])
@@ -65,7 +66,7 @@ def _overflow(line: Line, rows: Rows, context: Context) -> None:
     if tried is not None:
         rows.metric(line, "loss_scale", tried, context.state.get("step"), "Attempted loss scale")
         fields["scale"] = tried
-    if match.re is _SCALE and match[2] and (reduced := number(match[2])) is not None:
+    if own is not None and own[2] and (reduced := number(own[2])) is not None:
         fields["reduced"] = reduced
     more = {"rank": int(rank[1])} if rank is not None else {}
     rows.event(line, "overflow", "warning", fields=fields, **more)
