@@ -25,7 +25,7 @@ PATIENCE = 4  # timeouts after which a pattern is no longer tried
 
 @dataclass
 class Matcher:
-    """All literals in one automaton, and what each is for."""
+    """All literals, searched for together, and what each is for."""
 
     signatures: Sequence[Signature]
     parsers: Sequence[LineParser]
